@@ -1,0 +1,241 @@
+"""What happened: the router's inputs. Past tense, immutable, with the time of their arrival.
+
+Each class is one row family of the table in `router`. `now` is in monotonic seconds of the
+orchestrator's clock. Events serialise to JSON lines (`stretto.core.eventlog`) and carry references,
+never a user's text.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from stretto.errors import Failure
+from stretto.types import (
+    ChannelId,
+    EdgeId,
+    InputName,
+    OutputName,
+    PayloadRef,
+    PipelineName,
+    ReplicaId,
+    RequestId,
+    SessionId,
+    TaskKey,
+)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True, gc=False):
+    """Base of all events; `now` is the monotonic time of arrival in seconds."""
+
+    now: float
+
+
+class EngineStarted(Event, frozen=True, kw_only=True):
+    """The shell is ready to start processes; the first event of a life."""
+
+
+class ChannelOpened(Event, frozen=True, kw_only=True):
+    """An API process has connected."""
+
+    channel: ChannelId
+
+
+class ChannelClosed(Event, frozen=True, kw_only=True):
+    """An API process is gone: its requests are aborted and its holds dropped."""
+
+    channel: ChannelId
+
+
+class RequestSubmitted(Event, frozen=True, kw_only=True):
+    """A client asks for something.
+
+    Attributes:
+        channel: Who asks, and where outputs go.
+        request: Minted by the shell from the channel and its counter.
+        pipeline: Which pipeline of the deployment.
+        inputs: The supplied inputs; each is complete.
+        outputs: The wanted outputs; empty means all of the pipeline's.
+        options: Named values for every stage (`seed`, `voice`, …).
+        timeout_s: The client's own deadline, at most the configured one.
+        priority: Smaller goes first.
+        session: The session it belongs to, if any.
+        label: The client's id, for people.
+    """
+
+    channel: ChannelId
+    request: RequestId
+    pipeline: PipelineName
+    inputs: tuple[tuple[InputName, PayloadRef], ...]
+    outputs: tuple[OutputName, ...] = ()
+    options: PayloadRef | None = None
+    timeout_s: float | None = None
+    priority: int = 0
+    session: SessionId | None = None
+    label: str = ""
+
+
+class RequestAborted(Event, frozen=True, kw_only=True):
+    """The client does not want the rest.
+
+    Attributes:
+        request: Which one; unknown and ended ones are legal.
+        channel: Who says so.
+        acknowledge: Answer with `AcknowledgeAbort`.
+    """
+
+    request: RequestId
+    channel: ChannelId
+    acknowledge: bool = False
+
+
+class RequestBroken(Event, frozen=True, kw_only=True):
+    """The router refused an event of this request (`InvalidTransition`): a bug of ours ends it alone."""
+
+    request: RequestId
+    failure: Failure
+
+
+class ConsumerDrained(Event, frozen=True, kw_only=True):
+    """The client has taken its output up to, not including, chunk `up_to`: credit flows back."""
+
+    request: RequestId
+    output: OutputName
+    up_to: int
+
+
+class ReplicaJoined(Event, frozen=True, kw_only=True):
+    """A process has said hello and is loading."""
+
+    replica: ReplicaId
+
+
+class ReplicaProgressed(Event, frozen=True, kw_only=True):
+    """A replica tells how far its loading is; `fraction` runs from 0.0 to 1.0."""
+
+    replica: ReplicaId
+    what: str
+    fraction: float
+
+
+class ReplicaReady(Event, frozen=True, kw_only=True):
+    """A replica has loaded and warmed up; `slots` is how many tasks it holds at a time."""
+
+    replica: ReplicaId
+    slots: int
+
+
+class ReplicaStartFailed(Event, frozen=True, kw_only=True):
+    """A replica reports why it can't serve, for example a missing module. It exits by itself."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class ReplicaDied(Event, frozen=True, kw_only=True):
+    """A replica's link has closed or its process has ended, whichever was noticed first."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class DrainRequested(Event, frozen=True, kw_only=True):
+    """An operator wants a replica to take nothing new, finish what it has, and leave."""
+
+    replica: ReplicaId
+
+
+class ChunkProduced(Event, frozen=True, kw_only=True):
+    """A task has made its next chunk.
+
+    Attributes:
+        task: Whose; a late attempt's chunk is dropped and its payload released.
+        seq: Counts the task's data chunks from 0.
+        payload: Where its values are.
+        offset: Where it begins, in the stage's units.
+        length: How many units it adds.
+        kind: `data`, or `preview`: no credit, no sequence number, to outputs only.
+        media_s: Its playback duration in seconds.
+    """
+
+    task: TaskKey
+    seq: int
+    payload: PayloadRef
+    offset: int = 0
+    length: int = 0
+    kind: Literal["data", "preview"] = "data"
+    media_s: float = 0.0
+
+
+class InputConsumed(Event, frozen=True, kw_only=True):
+    """The consumer's adapter has absorbed an edge's chunks up to, not including, `up_to`."""
+
+    task: TaskKey
+    edge: EdgeId
+    up_to: int
+
+
+class PayloadDone(Event, frozen=True, kw_only=True):
+    """No view of the payload remains at this holder: a task's replica or an API process."""
+
+    holder: TaskKey | ChannelId
+    payload: PayloadRef
+
+
+class TaskFinished(Event, frozen=True, kw_only=True):
+    """A task has ended well, with or without output."""
+
+    task: TaskKey
+
+
+class TaskFailed(Event, frozen=True, kw_only=True):
+    """A task has ended badly; its replica stays usable."""
+
+    task: TaskKey
+    failure: Failure
+
+
+class TaskCancelled(Event, frozen=True, kw_only=True):
+    """A task has ended because it was told to."""
+
+    task: TaskKey
+
+
+class DeadlinePassed(Event, frozen=True, kw_only=True):
+    """`next_deadline()` has come."""
+
+
+class ShutdownRequested(Event, frozen=True, kw_only=True):
+    """Take nothing new, finish what runs within `drain_s` seconds, then stop everything."""
+
+    drain_s: float
+
+
+ReplicaEvent: TypeAlias = (
+    ReplicaJoined | ReplicaProgressed | ReplicaReady | ReplicaStartFailed | ReplicaDied | DrainRequested
+)
+TaskEvent: TypeAlias = ChunkProduced | InputConsumed | TaskFinished | TaskFailed | TaskCancelled
+AnyEvent: TypeAlias = (
+    ChunkProduced
+    | InputConsumed
+    | ConsumerDrained
+    | PayloadDone
+    | TaskFinished
+    | TaskFailed
+    | TaskCancelled
+    | RequestSubmitted
+    | RequestAborted
+    | RequestBroken
+    | EngineStarted
+    | ChannelOpened
+    | ChannelClosed
+    | ReplicaJoined
+    | ReplicaProgressed
+    | ReplicaReady
+    | ReplicaStartFailed
+    | ReplicaDied
+    | DrainRequested
+    | DeadlinePassed
+    | ShutdownRequested
+)

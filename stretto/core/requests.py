@@ -1,0 +1,262 @@
+"""The state of requests and of their tasks: data only; `router` moves it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from stretto.core.commands import UNLIMITED, StageTiming, Timings
+from stretto.core.flow import EdgeFlow, OutputFlow, Sink
+from stretto.core.graph import Limits, Plan
+from stretto.core.story import Story
+from stretto.types import (
+    ChannelId,
+    EdgeId,
+    OutputName,
+    PayloadRef,
+    ReplicaId,
+    RequestId,
+    SessionId,
+    StageId,
+    TaskKey,
+)
+
+
+class RequestState(Enum):
+    """What a request waits for; it is in `Router.requests` in all of them but the last."""
+
+    QUEUED = "queued"  # for slots at its entry stages; also in the waiting line
+    RUNNING = "running"  # for its tasks
+    DRAINING = "draining"  # its terminal was sent; for the end of cancelled tasks
+    DONE = "done"  # for nothing; its story is in the archive
+
+
+class TaskState(Enum):
+    """What a task waits for."""
+
+    WAITING_INPUT = "waiting_input"  # for what it can start with
+    READY = "ready"  # for a slot or a usable replica
+    BOUND = "bound"  # for its end; it is in its replica's `bound`
+    FINISHED = "finished"  # for nothing
+
+
+class Task:
+    """A request's part at one stage.
+
+    Attributes:
+        key: Identity of the present attempt.
+        state: See `TaskState`.
+        replica: Who does, or did, the present attempt.
+        edges_in: Its inputs.
+        edges_out: Its outputs to stages.
+        outputs: Its outputs to the client.
+        held: Shared-memory payloads that its replica may be viewing.
+        produced: Data chunks of this attempt.
+        bytes_produced: Their bytes.
+        has_forwarded: A chunk went to a stage or to the client: a retry would be heard.
+        may_retry: Its stage retries and its inputs are all kept.
+        has_reserved: A slot at its stage is promised to it.
+        is_cancelled: Its replica was told to end it.
+        is_abandoned: It was cancelled because nobody wants its output; its end counts as finished.
+        deaths: Replica deaths in a row without a new chunk.
+        granted_chunks: Send right that the replica knows.
+        granted_bytes: Likewise.
+        progress_at: When it last did something or was last enabled to.
+    """
+
+    __slots__ = (
+        "bytes_produced",
+        "chunk_line",
+        "deaths",
+        "dispatched_at",
+        "edges_in",
+        "edges_out",
+        "first_chunk_at",
+        "granted_bytes",
+        "granted_chunks",
+        "has_forwarded",
+        "has_reserved",
+        "held",
+        "is_abandoned",
+        "is_cancelled",
+        "key",
+        "may_retry",
+        "media_s",
+        "outputs",
+        "produced",
+        "progress_at",
+        "ready_at",
+        "replica",
+        "ended_at",
+        "state",
+        "units",
+    )
+
+    def __init__(self, key: TaskKey, *, may_retry: bool) -> None:
+        self.key = key
+        self.state = TaskState.WAITING_INPUT
+        self.replica: ReplicaId | None = None
+        self.edges_in: tuple[EdgeFlow, ...] = ()
+        self.edges_out: tuple[EdgeFlow, ...] = ()
+        self.outputs: tuple[OutputFlow, ...] = ()
+        self.held: dict[PayloadRef, None] = {}
+        self.produced = 0
+        self.bytes_produced = 0
+        self.units = 0
+        self.media_s = 0.0
+        self.has_forwarded = False
+        self.may_retry = may_retry
+        self.has_reserved = False
+        self.is_abandoned = False
+        self.is_cancelled = False
+        self.chunk_line = f"{key.stage}: chunk"
+        self.deaths = 0
+        self.granted_chunks = 0
+        self.granted_bytes = 0
+        self.ready_at = 0.0
+        self.dispatched_at = 0.0
+        self.first_chunk_at: float | None = None
+        self.ended_at: float | None = None
+        self.progress_at = 0.0
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Return everybody who takes this task's chunks."""
+        return (*self.edges_out, *self.outputs)
+
+    @property
+    def may_start(self) -> bool:
+        """Say whether the task can be dispatched: a stream input, all full inputs, or all ended."""
+        full = [e.may_start for e in self.edges_in if not _streams(e)]
+        return (
+            any(e.may_start for e in self.edges_in if _streams(e))
+            or (bool(full) and all(full))
+            or all(e.has_ended for e in self.edges_in)
+        )
+
+    @property
+    def could_go_on(self) -> bool:
+        """Say whether only the replica itself holds this task up."""
+        has_credit = self.produced < self.granted_chunks and self.bytes_produced < self.granted_bytes
+        return has_credit and not all(edge.is_starved for edge in self.edges_in)
+
+    def limits(self) -> tuple[int, int]:
+        """Return the send right in chunks and bytes that the sinks allow now."""
+        chunks = nbytes = UNLIMITED
+        for sink in self.edges_out:
+            chunks = min(chunks, sink.chunk_limit)
+            nbytes = min(nbytes, sink.byte_limit)
+        for sink in self.outputs:
+            chunks = min(chunks, sink.chunk_limit)
+            nbytes = min(nbytes, sink.byte_limit)
+        return chunks, nbytes
+
+    def timing(self, now: float) -> StageTiming:
+        """Return this task's part of the request's time."""
+        if self.replica is None:
+            return StageTiming(stage=self.key.stage)
+        first = None if self.first_chunk_at is None else self.first_chunk_at - self.dispatched_at
+        return StageTiming(
+            stage=self.key.stage,
+            replica=self.replica,
+            waited_s=self.dispatched_at - self.ready_at,
+            first_chunk_s=first,
+            ran_s=(now if self.ended_at is None else self.ended_at) - self.dispatched_at,
+            chunks=self.produced,
+            units=self.units,
+            media_s=self.media_s,
+            attempts=self.key.attempt + 1,
+        )
+
+
+def _streams(edge: EdgeFlow) -> bool:
+    return edge.spec.mode.value == "stream"
+
+
+class Request:
+    """One accepted request.
+
+    Attributes:
+        id: Identity.
+        channel: Who asked.
+        plan: The subgraph it runs.
+        state: See `RequestState`.
+        tasks: By stage, in topological order.
+        edges: By id, the request's own inputs included.
+        outputs: By name.
+        options: The options' payload, held.
+        kept_bytes: Bytes of all chunks in its edges' buffers.
+        submitted_at: Monotonic seconds.
+        started_at: When its first slots were reserved; `None` while it is queued.
+        expires_at: The end of its life.
+        check_s: How often its waits must be looked at, at least.
+    """
+
+    __slots__ = (
+        "channel",
+        "check_s",
+        "edges",
+        "expires_at",
+        "has_emitted",
+        "id",
+        "kept_bytes",
+        "label",
+        "options",
+        "outputs",
+        "plan",
+        "priority",
+        "started_at",
+        "state",
+        "story",
+        "submitted_at",
+        "tasks",
+    )
+
+    def __init__(
+        self,
+        request: RequestId,
+        channel: ChannelId,
+        plan: Plan,
+        limits: Limits,
+        may_retry: dict[StageId, bool],
+        session: SessionId | None,
+    ) -> None:
+        self.id = request
+        self.channel = channel
+        self.plan = plan
+        self.state = RequestState.QUEUED
+        self.options: PayloadRef | None = None
+        self.priority = 0
+        self.label = ""
+        self.kept_bytes = 0
+        self.submitted_at = 0.0
+        self.started_at: float | None = None
+        self.expires_at = 0.0
+        self.check_s = 0.0
+        self.has_emitted = False
+        self.story = Story()
+        self.tasks = {
+            stage: Task(TaskKey(request, stage, 0, session), may_retry=may_retry[stage])
+            for stage in plan.stages
+        }
+        self.edges: dict[EdgeId, EdgeFlow] = {
+            edge.id: EdgeFlow(edge, is_limiting=edge.id not in plan.buffered)
+            for stage in plan.stages
+            for edge in plan.edges_in[stage]
+        }
+        self.outputs: dict[OutputName, OutputFlow] = {}
+        for stage, task in self.tasks.items():
+            task.edges_in = tuple(self.edges[edge.id] for edge in plan.edges_in[stage])
+            task.edges_out = tuple(self.edges[edge.id] for edge in plan.edges_out[stage])
+            task.outputs = tuple(
+                OutputFlow(name, limits.client_window_chunks, limits.client_window_bytes)
+                for name in plan.outputs[stage]
+            )
+            self.outputs.update({output.name: output for output in task.outputs})
+
+    def timings(self, now: float) -> Timings:
+        """Return where the request's time went until now."""
+        started = now if self.started_at is None else self.started_at
+        return Timings(
+            queued_s=started - self.submitted_at,
+            stages=tuple(task.timing(now) for task in self.tasks.values()),
+        )

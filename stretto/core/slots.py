@@ -1,0 +1,168 @@
+"""Stage pools: which replicas exist, what they hold, and when a dead one is tried again.
+
+A *slot index* names a place for a process in a stage's pool; a *slot* of a replica is room for one
+task. This machine holds no requests; it counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from stretto.core.graph import Limits, StageSpec
+from stretto.types import IncarnationNumber, ReplicaId, StageId, TaskKey
+
+
+class ReplicaPhase(Enum):
+    """Where a place in the pool stands."""
+
+    STARTING = "starting"  # a process was asked for; no hello yet
+    LOADING = "loading"  # it has said hello
+    READY = "ready"  # it takes tasks: readable and assignable
+    DRAINING = "draining"  # it finishes what it has: readable, not assignable
+    DEAD = "dead"  # no process; a restart is due
+    PARKED = "parked"  # no process; it failed too often and is tried again much later
+    STOPPED = "stopped"  # no process, and none wanted
+
+
+LIVE = frozenset(
+    {ReplicaPhase.STARTING, ReplicaPhase.LOADING, ReplicaPhase.READY, ReplicaPhase.DRAINING}
+)
+
+
+class Replica:
+    """A place in a stage's pool and the process that fills it now.
+
+    Attributes:
+        id: The present or last process; the incarnation grows with each start.
+        phase: See `ReplicaPhase`.
+        slots: How many tasks the process holds at a time, from its `Ready`.
+        bound: The tasks it holds, until their end or its death.
+        deaths: Times of deaths without a finished task in between, for the breaker.
+        deaths_in_row: Deaths since the last finished task, for the back-off.
+        reason: Why the last process died.
+    """
+
+    __slots__ = ("bound", "deaths", "deaths_in_row", "id", "phase", "reason", "slots")
+
+    def __init__(self, stage: StageId, index: int) -> None:
+        self.id = ReplicaId(stage, index, IncarnationNumber(0))
+        self.phase = ReplicaPhase.STOPPED
+        self.slots = 0
+        self.bound: dict[TaskKey, None] = {}
+        self.deaths: deque[float] = deque()
+        self.deaths_in_row = 0
+        self.reason = ""
+
+
+class Pool:
+    """The replicas of one stage.
+
+    Attributes:
+        spec: The stage.
+        replicas: By slot index.
+        capacity: Slots of all ready replicas.
+        free: Those of them that hold no task.
+        reserved: Slots promised to running requests that are not bound here yet.
+        was_ready: Some replica has been ready in this life of the engine.
+    """
+
+    def __init__(self, spec: StageSpec) -> None:
+        self.spec = spec
+        self.replicas = [Replica(spec.id, index) for index in range(spec.replicas)]
+        self.capacity = 0
+        self.free = 0
+        self.reserved = 0
+        self.was_ready = False
+        self._turn = 0
+
+    def find(self, replica: ReplicaId) -> Replica | None:
+        """Return the place that this very process fills; `None` for a former incarnation."""
+        if not 0 <= replica.slot < len(self.replicas):
+            return None
+        place = self.replicas[replica.slot]
+        return place if place.id == replica and place.phase in LIVE else None
+
+    def has_room(self) -> bool:
+        """Say whether one more request may reserve a slot."""
+        return self.reserved < self.free
+
+    def pick(self) -> Replica | None:
+        """Return the ready replica with a free slot and the least work; ties rotate."""
+        best: Replica | None = None
+        count = len(self.replicas)
+        self._turn += 1
+        for offset in range(count):
+            place = self.replicas[(self._turn + offset) % count]
+            if place.phase is not ReplicaPhase.READY or len(place.bound) >= place.slots:
+                continue
+            if best is None or len(place.bound) < len(best.bound):
+                best = place
+        return best
+
+    def start(self, place: Replica) -> ReplicaId:
+        """Mint the identity of the place's next process."""
+        place.id = ReplicaId(
+            place.id.stage, place.id.slot, IncarnationNumber(place.id.incarnation + 1)
+        )
+        place.phase = ReplicaPhase.STARTING
+        place.slots = 0
+        return place.id
+
+    def become_ready(self, place: Replica, slots: int) -> None:
+        """Count the place's slots in."""
+        place.phase = ReplicaPhase.READY
+        place.slots = slots
+        self.capacity += slots
+        self.free += slots
+        self.was_ready = True
+
+    def leave_ready(self, place: Replica, phase: ReplicaPhase) -> None:
+        """Move a place to a phase without new work; count its slots out if they were in."""
+        if place.phase is ReplicaPhase.READY:
+            self.capacity -= place.slots
+            self.free -= place.slots - len(place.bound)
+        place.phase = phase
+
+    def bind(self, place: Replica, task: TaskKey) -> None:
+        """Give a reserved slot to a task."""
+        place.bound[task] = None
+        self.free -= 1
+        self.reserved -= 1
+
+    def unbind(self, place: Replica, task: TaskKey) -> None:
+        """Free a task's slot."""
+        del place.bound[task]
+        if place.phase is ReplicaPhase.READY:
+            self.free += 1
+
+
+def died(place: Replica, limits: Limits, now: float, *, for_good: bool) -> float:
+    """Record a death and return when the place may be tried again; its phase is `DEAD` or `PARKED`.
+
+    Deaths without a finished task in between count towards the breaker (contract row F7).
+
+    Args:
+        place: Whose process died.
+        limits: The back-off and the breaker.
+        now: Monotonic seconds.
+        for_good: The process said itself that it can't serve; park it at once.
+    """
+    while place.deaths and place.deaths[0] <= now - limits.breaker_window_s:
+        place.deaths.popleft()
+    place.deaths.append(now)
+    place.deaths_in_row += 1
+    if for_good or len(place.deaths) >= limits.breaker_deaths:
+        place.phase = ReplicaPhase.PARKED
+        place.deaths.clear()
+        return now + limits.breaker_rearm_s
+    place.phase = ReplicaPhase.DEAD
+    backoff_s = limits.respawn_min_s * 2 ** min(place.deaths_in_row - 1, 32)
+    return now + min(backoff_s, limits.respawn_max_s)
+
+
+def did_work(place: Replica) -> None:
+    """Record a finished task: the place is sound."""
+    if place.deaths_in_row:
+        place.deaths.clear()
+        place.deaths_in_row = 0

@@ -1,0 +1,187 @@
+"""Orchestrator ↔ replica. `Up` travels from the replica, `Down` to it.
+
+A message with a payload whose place is inline owns the next `size_bytes` bytes of the frame's body
+(`inline_payload`). Keys of inline payloads are empty on the wire; each side names its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from stretto.core.graph import EdgeSpec
+from stretto.errors import Failure
+from stretto.types import INLINE, EdgeId, PayloadRef, PipelineName, ReplicaId, RunId, TaskKey
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base: a positional, immutable record."""
+
+
+class Hello(_Message, frozen=True, tag=1):
+    """First message of a replica.
+
+    Attributes:
+        protocol: `PROTOCOL_VERSION` of the sender.
+        run: The run it was started for.
+        replica: The identity it was started with.
+        nonce: The launcher's nonce, so that a repeated or foreign join is recognised.
+        pid: Process id.
+        host: Host name.
+    """
+
+    protocol: int
+    run: RunId
+    replica: ReplicaId
+    nonce: str
+    pid: int
+    host: str
+
+
+class LoadProgress(_Message, frozen=True, tag=2):
+    """Loading goes on: what, and how far (0.0 to 1.0)."""
+
+    what: str
+    fraction: float
+
+
+class StageFacts(_Message, frozen=True, tag=3):
+    """What a stage's backend declares, for people and for the HTTP edge.
+
+    Attributes:
+        kind: `autoregressive`, `generation`, `diffusion` or `function`.
+        unit: What chunk lengths count.
+        media: For example `{"rate_hz": 24000, "channels": 1, "format": "s16le"}`.
+        voices: Names that requests may ask for; empty if the stage has none.
+        recovery: `retry` or `fail`.
+    """
+
+    kind: str
+    unit: str
+    media: dict[str, int | float | str]
+    voices: tuple[str, ...]
+    recovery: Literal["retry", "fail"]
+
+
+class Ready(_Message, frozen=True, tag=4):
+    """Loaded and warmed up; `slots` is how many tasks this replica holds at a time."""
+
+    slots: int
+    facts: StageFacts
+
+
+class StartFailed(_Message, frozen=True, tag=5):
+    """Loading failed; the process exits after this."""
+
+    reason: str
+
+
+class Produced(_Message, frozen=True, tag=6):
+    """A task's next chunk; see `stretto.core.events.ChunkProduced`."""
+
+    task: TaskKey
+    seq: int
+    payload: PayloadRef
+    offset: int
+    length: int
+    kind: Literal["data", "preview"]
+    media_s: float
+    boundary: bytes | None = None
+
+
+class Consumed(_Message, frozen=True, tag=7):
+    """The adapter has absorbed the edge's chunks below `up_to`."""
+
+    task: TaskKey
+    edge: EdgeId
+    up_to: int
+
+
+class Viewed(_Message, frozen=True, tag=8):
+    """No view of the payload remains in this process for this task."""
+
+    task: TaskKey
+    payload: PayloadRef
+
+
+class Ended(_Message, frozen=True, tag=9):
+    """A task has ended and its slot is free; `failure` goes with `failed` only."""
+
+    task: TaskKey
+    outcome: Literal["finished", "failed", "cancelled"]
+    failure: Failure | None = None
+
+
+class Welcome(_Message, frozen=True, tag=32):
+    """The hello was accepted."""
+
+    protocol: int
+    run: RunId
+
+
+class Open(_Message, frozen=True, tag=33):
+    """Open a task; see `stretto.core.commands.Dispatch`."""
+
+    task: TaskKey
+    pipeline: PipelineName
+    edges: tuple[EdgeSpec, ...]
+    options: PayloadRef | None
+    skip_units: int
+    chunks: int
+    bytes: int
+
+
+class Feed(_Message, frozen=True, tag=34):
+    """An edge's next chunk for a task."""
+
+    task: TaskKey
+    edge: EdgeId
+    seq: int
+    payload: PayloadRef
+
+
+class CloseInput(_Message, frozen=True, tag=35):
+    """Nothing follows on this edge of a task."""
+
+    task: TaskKey
+    edge: EdgeId
+
+
+class Cancel(_Message, frozen=True, tag=36):
+    """End a task; answered by `Ended`, also when it had already ended by itself."""
+
+    task: TaskKey
+
+
+class Grant(_Message, frozen=True, tag=37):
+    """A task's send right; see `stretto.core.commands.Dispatch`."""
+
+    task: TaskKey
+    chunks: int
+    bytes: int
+
+
+class Release(_Message, frozen=True, tag=38):
+    """Nobody holds these payload files of yours any more."""
+
+    keys: tuple[str, ...]
+
+
+class Drain(_Message, frozen=True, tag=39):
+    """Nothing new comes; exit when the last task has ended."""
+
+
+Up: TypeAlias = Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended
+Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain
+
+
+def inline_payload(message: object) -> PayloadRef | None:
+    """Return the message's payload if its bytes lie in the frame's body."""
+    match message:
+        case Produced(payload=payload) | Feed(payload=payload):
+            return payload if payload.place == INLINE else None
+        case Open(options=PayloadRef() as options):
+            return options if options.place == INLINE else None
+        case _:
+            return None

@@ -1,0 +1,51 @@
+"""Names that every layer shares: identities, payload references and the Protocols that siblings meet at.
+
+This package must not know any other part of Stretto.
+"""
+
+from stretto.types.clock import Clock
+from stretto.types.ids import (
+    ChannelId,
+    EdgeId,
+    IncarnationNumber,
+    InputName,
+    OutputName,
+    PipelineName,
+    ReplicaId,
+    RequestId,
+    RunId,
+    SessionId,
+    StageId,
+    TaskKey,
+)
+from stretto.types.launcher import Launcher, LaunchSpec
+from stretto.types.payload import (
+    INLINE,
+    SHARED_MEMORY,
+    Payload,
+    PayloadRef,
+    Value,
+)
+
+__all__ = [
+    "INLINE",
+    "SHARED_MEMORY",
+    "ChannelId",
+    "Clock",
+    "EdgeId",
+    "IncarnationNumber",
+    "InputName",
+    "LaunchSpec",
+    "Launcher",
+    "OutputName",
+    "Payload",
+    "PayloadRef",
+    "PipelineName",
+    "ReplicaId",
+    "RequestId",
+    "RunId",
+    "SessionId",
+    "StageId",
+    "TaskKey",
+    "Value",
+]

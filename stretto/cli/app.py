@@ -1,0 +1,132 @@
+"""The verbs of `stretto`. Each imports what it needs when it is called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from stretto import __version__
+from stretto.cli import exits
+from stretto.errors import ConfigError, EngineDead, StartFailed, StrettoError
+
+app = typer.Typer(
+    name="stretto",
+    help="Serve multi-stage generative models: each stage starts before the previous one has finished.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Pipelines = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Argument(
+        metavar="[PIPELINE]...", help="Built-in pipelines or YAML files; without any: speech.", show_default=False
+    ),
+]
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - one parameter per flag
+    pipelines: Pipelines = None,
+    *,
+    host: Annotated[
+        Optional[str], typer.Option(help="Address to bind. [default: 127.0.0.1]", show_default=False)  # noqa: UP045
+    ] = None,
+    port: Annotated[
+        Optional[int], typer.Option(help="TCP port; 0 takes a free one. [default: 8000]", show_default=False)  # noqa: UP045
+    ] = None,
+    replicas: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="STAGE=N", help="Replicas of a stage; repeat for more stages.", show_default=False),
+    ] = None,
+    drain_timeout: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="SECONDS", help="How long SIGTERM waits for running requests.", show_default=False),
+    ] = None,
+    restart: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--restart/--no-restart", help="Restart a dead orchestrator.", show_default=False),
+    ] = None,
+    event_log: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the router's events as JSON lines.", show_default=False),
+    ] = None,
+) -> None:
+    """Start a server for one or more pipelines and speak the OpenAI API."""
+    from stretto.cli.serving import serve_until_stopped  # noqa: PLC0415
+    from stretto.config.loading import load_settings  # noqa: PLC0415
+    from stretto.config.overrides import flag_overrides  # noqa: PLC0415
+
+    overrides = flag_overrides(
+        host=host,
+        port=port,
+        drain_timeout_s=drain_timeout,
+        restart=restart,
+        event_log=event_log,
+        replicas=replicas or [],
+    )
+    settings = load_settings(pipelines or ["speech"], environ=os.environ, overrides=overrides)
+    raise typer.Exit(serve_until_stopped(settings))
+
+
+@app.command()
+def say(
+    text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="WAV file to write; - writes to standard output.")
+    ] = Path("speech.wav"),
+    voice: Annotated[str, typer.Option(help="Voice name.")] = "heart",
+    speed: Annotated[float, typer.Option(help="1.0 is the voice's own pace.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            envvar="OPENAI_BASE_URL",
+            help="A running server, for example http://127.0.0.1:8000/v1; without it one is started and ended.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Turn text into a WAV file of speech."""
+    from stretto.cli.saying import say_by_engine, say_by_server  # noqa: PLC0415
+
+    said = sys.stdin.read() if text == "-" else text
+    options = {"voice": voice, "speed": speed, "seed": seed}
+    if url is None:
+        say_by_engine(said, options, output)
+    else:
+        say_by_server(url, said, options, output)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def run() -> int:
+    """Parse the command line and run a verb; errors become one line and an exit code."""
+    try:
+        app()
+    except SystemExit as done:  # typer reports its own usage errors and ends this way
+        return done.code if isinstance(done.code, int) else exits.OK
+    except KeyboardInterrupt:
+        return exits.SECOND_SIGNAL + signal.SIGINT
+    except ConfigError as error:
+        return _complain(error, exits.USAGE)
+    except (StartFailed, EngineDead) as error:
+        return _complain(error, exits.NOT_STARTED)
+    except (StrettoError, OSError) as error:
+        return _complain(error, exits.FAILED)
+    return exits.OK
+
+
+def _complain(error: Exception, code: int) -> int:
+    sys.stderr.write(f"stretto: {error}\n")
+    return code

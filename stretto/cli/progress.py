@@ -1,0 +1,72 @@
+"""What the operator sees while the server starts and when something changes: plain lines."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from stretto.core.commands import ReplicaState
+from stretto.types import ReplicaId
+
+READY_TEXT = """\
+ready in {elapsed:.1f} s: {pipelines}
+
+  URL      {url}/v1
+  curl     curl -N {url}/v1/audio/speech -d '{{"input":"The next voice enters early."}}' | aplay
+  python   from openai import OpenAI
+           client = OpenAI(base_url="{url}/v1", api_key="none")
+           speech = client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", response_format="wav")
+           speech.write_to_file("hello.wav")
+
+Ctrl-C stops it."""
+
+
+class Progress:
+    """Writes to one stream; the same state of a replica is told once.
+
+    Args:
+        out: Where lines go.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._told: dict[ReplicaId, tuple[str, str]] = {}
+
+    def line(self, text: str) -> None:
+        """Write one line."""
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def replica(self, state: ReplicaState) -> None:
+        """Tell about a replica if there is news."""
+        news = (state.state, state.detail)
+        if self._told.get(state.replica) == news:
+            return
+        self._told[state.replica] = news
+        name = f"[{state.replica.stage}/{state.replica.slot}]"
+        match state.state:
+            case "loading" if state.detail:
+                self.line(f"{name} loading {state.detail} ({state.fraction:.0%})")
+            case "dead":
+                self.line(f"{name} died: {state.detail}; a new process is started")
+            case "parked":
+                self.line(f"{name} failed: {state.detail}; it is tried again later")
+            case "starting" | "loading":
+                pass
+            case _:
+                self.line(f"{name} {state.state}")
+        for known in [known for known in self._told if _is_former(known, state.replica)]:
+            del self._told[known]
+
+    def orchestrator_died(self, epoch: int, reason: str) -> None:
+        """Tell that a life of the orchestrator has ended unasked."""
+        self.line(f"the orchestrator (epoch {epoch}) died: {reason}; requests in flight have failed")
+
+    def ready(self, host: str, port: int, pipelines: list[str], elapsed_s: float) -> None:
+        """Say that requests are served, and how to make one."""
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+        url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        self.line(READY_TEXT.format(url=url, pipelines=", ".join(pipelines), elapsed=elapsed_s))
+
+
+def _is_former(known: ReplicaId, now: ReplicaId) -> bool:
+    return known[:2] == now[:2] and known.incarnation < now.incarnation

@@ -1,0 +1,34 @@
+"""The orchestrator process: `python -m stretto.cli.run_orchestrator`, started by a supervisor."""
+
+from __future__ import annotations
+
+import sys
+
+from stretto.transport.parent import exit_with_parent, read_spec_line
+
+
+def main() -> int:
+    """Serve one epoch; return the exit code."""
+    line = read_spec_line()
+    exit_with_parent()
+
+    import logging  # noqa: PLC0415 - the parent is watched before anything heavy is imported
+
+    import msgspec  # noqa: PLC0415
+    import uvloop  # noqa: PLC0415
+
+    from stretto.config.process_specs import OrchestratorSpec  # noqa: PLC0415
+    from stretto.launch.local import LocalLauncher  # noqa: PLC0415
+    from stretto.orchestrator.shell import Orchestrator  # noqa: PLC0415
+
+    logging.basicConfig(format="[orchestrator] %(levelname)s %(message)s", level=logging.INFO)
+    spec = msgspec.json.decode(line, type=OrchestratorSpec)
+
+    async def run() -> int:
+        return await Orchestrator(spec, LocalLauncher()).run()
+
+    return uvloop.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Commands become writes, started processes and timers. One `match`; it decides nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import assert_never
+
+from stretto.config.process_specs import OrchestratorSpec
+from stretto.core import commands as do
+from stretto.messages import channel, link
+from stretto.orchestrator.channels import Channels, number_of
+from stretto.orchestrator.links import Links
+from stretto.orchestrator.payloads import PayloadTable
+from stretto.types import Launcher, LaunchSpec, ReplicaId
+
+
+class Executor:
+    """Executes commands in the order they come; synchronous and total.
+
+    Work that takes time (starting a process) is begun here and answers with an event.
+
+    Args:
+        spec: What this orchestrator process was told.
+        links: To replicas.
+        channels: To API processes.
+        payloads: Inline bytes.
+        launcher: Starts and kills replica processes.
+        replica_address: Where replicas connect.
+        on_exit: Called when everything has been stopped.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a different collaborator
+        self,
+        spec: OrchestratorSpec,
+        links: Links,
+        channels: Channels,
+        payloads: PayloadTable,
+        launcher: Launcher,
+        replica_address: str,
+        on_exit: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._links = links
+        self._channels = channels
+        self._payloads = payloads
+        self._launcher = launcher
+        self._replica_address = replica_address
+        self._on_exit = on_exit
+        self._stages = {stage.id: stage for stage in spec.settings.stages}
+
+    def execute(self, command: do.AnyCommand) -> None:  # noqa: C901, PLR0912 - one arm per command
+        """Carry out one command."""
+        match command:
+            case do.Emit():
+                self._emit(command)
+            case do.Feed():
+                self._feed(command)
+            case do.Release():
+                self._links.release(command.payload)
+            case do.Grant():
+                self._to_replica(
+                    command.replica, link.Grant(command.task, command.chunks, command.bytes)
+                )
+            case do.Dispatch():
+                self._dispatch(command)
+            case do.CloseInput():
+                self._to_replica(command.replica, link.CloseInput(command.task, command.edge))
+            case do.CancelTask():
+                self._to_replica(command.replica, link.Cancel(command.task))
+            case do.Finish():
+                message = channel.Finished(number_of(command.request), command.timings)
+                self._channels.send(command.channel, message)
+            case do.Fail():
+                message = channel.Failed(number_of(command.request), command.failure)
+                self._channels.send(command.channel, message)
+            case do.Cancelled():
+                self._channels.send(
+                    command.channel, channel.Cancelled(number_of(command.request))
+                )
+            case do.Reject():
+                message = channel.Rejected(number_of(command.request), command.failure)
+                self._channels.send(command.channel, message)
+            case do.AcknowledgeAbort():
+                message = channel.AbortAcknowledged(number_of(command.request), command.stopped)
+                self._channels.send(command.channel, message)
+            case do.Announce():
+                self._channels.broadcast(channel.ReplicaNotice(command.state))
+            case do.StartReplica():
+                self._start(command.replica)
+            case do.DrainReplica():
+                self._to_replica(command.replica, link.Drain())
+            case do.StopReplica():
+                self._links.forget(command.replica)
+                self._launcher.stop(command.replica)
+            case do.Exit():
+                self._on_exit()
+            case _:
+                assert_never(command)
+
+    def _to_replica(self, replica: ReplicaId, message: link.Down) -> None:
+        found = self._links.find(replica)
+        if found is not None:
+            found.send(message)
+
+    def _emit(self, command: do.Emit) -> None:
+        payload = None if command.payload is None else self._payloads.on_wire(command.payload)[0]
+        message = channel.Output(
+            number_of(command.request),
+            command.output,
+            command.seq,
+            payload,
+            command.offset,
+            command.length,
+            command.kind,
+            command.media_s,
+            command.final,
+            command.timings,
+        )
+        self._channels.send(command.channel, message, command.payload)
+
+    def _feed(self, command: do.Feed) -> None:
+        found = self._links.find(command.replica)
+        if found is not None:
+            payload, body = self._payloads.on_wire(command.payload)
+            found.send(link.Feed(command.task, command.edge, command.seq, payload), body)
+
+    def _dispatch(self, command: do.Dispatch) -> None:
+        found = self._links.find(command.replica)
+        if found is None:
+            return
+        options, body = None, None
+        if command.options is not None:
+            options, body = self._payloads.on_wire(command.options)
+        found.next_seq[command.task] = 0
+        message = link.Open(
+            command.task,
+            command.pipeline,
+            command.edges,
+            options,
+            command.skip_units,
+            command.chunks,
+            command.bytes,
+        )
+        found.send(message, body)
+
+    def _start(self, replica: ReplicaId) -> None:
+        stage = self._stages[replica.stage]
+        nonce = secrets.token_hex(16)
+        owner = f"{replica.stage}-{replica.slot}-{replica.incarnation}"
+        self._links.expect(replica, nonce, owner)
+        self._launcher.start(
+            LaunchSpec(
+                replica=replica,
+                run=self._spec.run,
+                address=self._replica_address,
+                shared_memory_dir=self._spec.shared_memory_dir,
+                nonce=nonce,
+                backend=stage.backend,
+                options=stage.options,
+                runtime={
+                    "slots": stage.slots,
+                    "max_batch": stage.max_batch,
+                    "max_wait_ms": stage.max_wait_ms,
+                    "threads": stage.threads,
+                    "shared_memory_bytes": stage.shared_memory_bytes,
+                    "payload_owner": owner,
+                },
+                environment=stage.environment,
+            ),
+            self._links.exited,
+        )

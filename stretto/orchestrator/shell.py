@@ -1,0 +1,161 @@
+"""The orchestrator: sockets, dispatcher, router and executor put together, from the first event to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from pathlib import Path
+
+from stretto.config.process_specs import OrchestratorSpec
+from stretto.core import events as on
+from stretto.core.commands import AnyCommand
+from stretto.core.router import Router, Statistics
+from stretto.errors import Failure, FailureKind
+from stretto.messages import PROTOCOL_VERSION, channel
+from stretto.observe import EventLogWriter
+from stretto.orchestrator.channels import Channels
+from stretto.orchestrator.dispatcher import Dispatcher
+from stretto.orchestrator.executor import Executor
+from stretto.orchestrator.links import Links
+from stretto.orchestrator.payloads import PayloadTable
+from stretto.transport.connection import serve_unix
+from stretto.types import ChannelId, Launcher
+
+log = logging.getLogger("stretto.orchestrator")
+
+LAST_WORDS_S = 1.0
+"""How long the end waits for API processes to read their last messages."""
+
+
+class Orchestrator:
+    """One life (epoch) of the orchestrator; create it on its loop, then `await run()`.
+
+    Args:
+        spec: What this process was told.
+        launcher: Starts and kills replica processes.
+
+    Raises:
+        ConfigError: The deployment is unsound.
+    """
+
+    def __init__(self, spec: OrchestratorSpec, launcher: Launcher) -> None:
+        self._spec = spec
+        self._launcher = launcher
+        self._router = Router(spec.settings.deployment())
+        self._ended: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        self._replica_path = str(Path(spec.run_directory) / f"replicas-{spec.epoch}.sock")
+        event_log = spec.settings.orchestrator.event_log
+        self._event_log = (
+            None if event_log is None else EventLogWriter(event_log, self._router.deployment)
+        )
+        self._payloads = PayloadTable(spec.shared_memory_dir)
+        self._dispatcher = Dispatcher(
+            self._router,
+            self._execute,
+            self._end_turn,
+            self._crashed,
+            time.monotonic,
+            () if self._event_log is None else (self._event_log,),
+        )
+        self._channels = Channels(
+            self._dispatcher, self._payloads, spec.run, spec.epoch, time.monotonic, self._welcome
+        )
+        self._links = Links(
+            self._dispatcher, self._payloads, spec.run, time.monotonic, self._channels.learn
+        )
+        self._executor = Executor(
+            spec,
+            self._links,
+            self._channels,
+            self._payloads,
+            launcher,
+            f"unix:{self._replica_path}",
+            self._stopped,
+        )
+
+    async def run(self) -> int:
+        """Serve until a shutdown was asked for or the router breaks; return the exit code.
+
+        The order at the end: channels hear the last word, processes are killed, sockets closed.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.shut_down)
+        replicas = await serve_unix(self._replica_path, self._links.accept)
+        channels = await serve_unix(socket.socket(fileno=self._spec.channel_fd), self._channels.accept)
+        log.debug("epoch %d listens at %s", self._spec.epoch, self._replica_path)
+        try:
+            self._dispatcher.post(on.EngineStarted(now=time.monotonic()))
+            fatal = await self._ended
+        finally:
+            self._dispatcher.stop()
+            replicas.close()
+            channels.close()
+            self._links.close()
+            await self._launcher.close()
+            await self._channels.wait_closed(LAST_WORDS_S)
+            if self._event_log is not None:
+                self._event_log.close()
+            loop.remove_signal_handler(signal.SIGTERM)
+        return 0 if fatal is None else 1
+
+    def shut_down(self) -> None:
+        """Finish what runs within the drain time, then end; what is left then fails."""
+        drain_s = self._spec.settings.server.drain_timeout_s
+        self._dispatcher.post(on.ShutdownRequested(now=time.monotonic(), drain_s=drain_s))
+
+    def statistics(self) -> Statistics:
+        """Return the router's counters and gauges."""
+        return self._router.statistics()
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The serial dispatcher, for observers."""
+        return self._dispatcher
+
+    def _execute(self, command: AnyCommand) -> None:
+        self._executor.execute(command)
+
+    def _end_turn(self) -> None:
+        self._links.end_turn()
+        self._channels.end_turn()
+
+    def _stopped(self) -> None:
+        """Everything was stopped on purpose."""
+        self._channels.close(fatal=None)
+        self._end(None)
+
+    def _crashed(self, error: BaseException) -> None:
+        """The router's state is unknown: tell everybody, then end."""
+        log.critical("the orchestrator has crashed", exc_info=error)
+        text = str(error) or type(error).__name__
+        failure = Failure(
+            kind=FailureKind.ENGINE_DEAD, detail=f"the orchestrator has crashed: {text}", retry_after_s=1.0
+        )
+        self._channels.close(fatal=failure)
+        self._end(failure)
+
+    def _end(self, fatal: Failure | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(fatal)
+
+    def _welcome(self, name: ChannelId) -> channel.Welcome:
+        deployment = self._router.deployment
+        return channel.Welcome(
+            PROTOCOL_VERSION,
+            self._spec.epoch,
+            name,
+            self._spec.shared_memory_dir,
+            tuple(
+                channel.PipelineInfo(
+                    pipeline.name,
+                    pipeline.inputs,
+                    tuple((output.name, output.stage) for output in pipeline.outputs),
+                )
+                for pipeline in deployment.pipelines
+            ),
+            self._router.replica_states(),
+            {stage.id: stage.replicas for stage in deployment.stages},
+        )

@@ -9,7 +9,8 @@ arguments, calls `load` once in the compute thread, and then uses one of two for
   different tasks into one `step`. For anything that computes.
 
 What a backend may keep: values of an input's payload are views that are valid until `step` returns
-(form 1: until the next input is taken); copy what must live longer.
+and the chunks it returned are encoded (form 1: until the next input is taken); copy what must live
+longer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-from stretto.types import Payload, StageId, TaskKey
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from stretto.types import Payload, StageId, TaskKey
 
     OutputValue: TypeAlias = str | int | float | bool | bytes | Buffer | None
 
@@ -116,8 +117,22 @@ class Finished:
         self.chunks = chunks
 
 
-Outcome: TypeAlias = "Sequence[Chunk] | Finished | Exception"
-"""What one step did for one item: chunks (perhaps none), the end, or this task's own failure.
+class More:
+    """Outcome of a step item: it is not used up; a later step gets the same input again.
+
+    For output that takes many steps: between two of them other tasks get theirs, and a task without
+    send right waits. `after_s` is how long the runtime waits before that step, `math.inf` for ever.
+    """
+
+    __slots__ = ("after_s", "chunks")
+
+    def __init__(self, *chunks: Chunk, after_s: float = 0.0) -> None:
+        self.chunks = chunks
+        self.after_s = after_s
+
+
+Outcome: TypeAlias = "Sequence[Chunk] | Finished | More | Exception"
+"""What one step did for one item: chunks (perhaps none), the end, a part, or this task's own failure.
 
 A task also ends, without `Finished`, when its last item was stepped and its outcome did not fail."""
 

@@ -9,6 +9,6 @@ def main() -> int:
     0 ok, also after a drained Ctrl-C or SIGTERM; 1 failure at run time; 2 wrong usage or configuration;
     3 the engine failed to start; 130 or 143 after a second Ctrl-C or SIGTERM.
     """
-    from stretto.cli.app import run  # noqa: PLC0415 - typer is not needed to import this package
+    from stretto.cli.app import run
 
     return run()

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -24,44 +24,60 @@ app = typer.Typer(
 )
 
 Pipelines = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    list[str] | None,
     typer.Argument(
-        metavar="[PIPELINE]...", help="Built-in pipelines or YAML files; without any: speech.", show_default=False
+        metavar="[PIPELINE]...",
+        help="Built-in pipelines or YAML files; without any: speech.",
+        show_default=False,
     ),
 ]
 
 
 @app.command()
-def serve(  # noqa: PLR0913 - one parameter per flag
+def serve(
     pipelines: Pipelines = None,
     *,
     host: Annotated[
-        Optional[str], typer.Option(help="Address to bind. [default: 127.0.0.1]", show_default=False)  # noqa: UP045
+        str | None,
+        typer.Option(help="Address to bind. [default: 127.0.0.1]", show_default=False),
     ] = None,
     port: Annotated[
-        Optional[int], typer.Option(help="TCP port; 0 takes a free one. [default: 8000]", show_default=False)  # noqa: UP045
+        int | None,
+        typer.Option(help="TCP port; 0 takes a free one. [default: 8000]", show_default=False),
     ] = None,
     replicas: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="STAGE=N", help="Replicas of a stage; repeat for more stages.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=N",
+            help="Replicas of a stage; repeat for more stages.",
+            show_default=False,
+        ),
     ] = None,
     drain_timeout: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(metavar="SECONDS", help="How long SIGTERM waits for running requests.", show_default=False),
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long SIGTERM waits for running requests.",
+            show_default=False,
+        ),
     ] = None,
     restart: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--restart/--no-restart", help="Restart a dead orchestrator.", show_default=False),
+        bool | None,
+        typer.Option(
+            "--restart/--no-restart", help="Restart a dead orchestrator.", show_default=False
+        ),
     ] = None,
     event_log: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write the router's events as JSON lines.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write the router's events as JSON lines.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Start a server for one or more pipelines and speak the OpenAI API."""
-    from stretto.cli.serving import serve_until_stopped  # noqa: PLC0415
-    from stretto.config.loading import load_settings  # noqa: PLC0415
-    from stretto.config.overrides import flag_overrides  # noqa: PLC0415
+    from stretto.cli.serving import serve_until_stopped
+    from stretto.config.loading import load_settings
+    from stretto.config.overrides import flag_overrides
 
     overrides = flag_overrides(
         host=host,
@@ -85,7 +101,7 @@ def say(
     speed: Annotated[float, typer.Option(help="1.0 is the voice's own pace.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     url: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             envvar="OPENAI_BASE_URL",
             help="A running server, for example http://127.0.0.1:8000/v1; without it one is started and ended.",
@@ -94,7 +110,7 @@ def say(
     ] = None,
 ) -> None:
     """Turn text into a WAV file of speech."""
-    from stretto.cli.saying import say_by_engine, say_by_server  # noqa: PLC0415
+    from stretto.cli.saying import say_by_engine, say_by_server
 
     said = sys.stdin.read() if text == "-" else text
     options = {"voice": voice, "speed": speed, "seed": seed}

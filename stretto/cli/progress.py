@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from stretto.core.commands import ReplicaState
-from stretto.types import ReplicaId
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stretto.core.commands import ReplicaState
+    from stretto.types import ReplicaId
 
 READY_TEXT = """\
 ready in {elapsed:.1f} s: {pipelines}
@@ -14,7 +17,9 @@ ready in {elapsed:.1f} s: {pipelines}
   curl     curl -N {url}/v1/audio/speech -d '{{"input":"The next voice enters early."}}' | aplay
   python   from openai import OpenAI
            client = OpenAI(base_url="{url}/v1", api_key="none")
-           speech = client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", response_format="wav")
+           speech = client.audio.speech.create(
+               model="tts-1", voice="alloy", input="Hello.", response_format="wav"
+           )
            speech.write_to_file("hello.wav")
 
 Ctrl-C stops it."""
@@ -59,11 +64,13 @@ class Progress:
 
     def orchestrator_died(self, epoch: int, reason: str) -> None:
         """Tell that a life of the orchestrator has ended unasked."""
-        self.line(f"the orchestrator (epoch {epoch}) died: {reason}; requests in flight have failed")
+        self.line(
+            f"the orchestrator (epoch {epoch}) died: {reason}; requests in flight have failed"
+        )
 
-    def ready(self, host: str, port: int, pipelines: list[str], elapsed_s: float) -> None:
+    def ready(self, host: str, port: int, pipelines: Sequence[str], elapsed_s: float) -> None:
         """Say that requests are served, and how to make one."""
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         self.line(READY_TEXT.format(url=url, pipelines=", ".join(pipelines), elapsed=elapsed_s))
 

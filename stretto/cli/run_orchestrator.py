@@ -12,14 +12,14 @@ def main() -> int:
     line = read_spec_line()
     exit_with_parent()
 
-    import logging  # noqa: PLC0415 - the parent is watched before anything heavy is imported
+    import logging
 
-    import msgspec  # noqa: PLC0415
-    import uvloop  # noqa: PLC0415
+    import msgspec
+    import uvloop
 
-    from stretto.config.process_specs import OrchestratorSpec  # noqa: PLC0415
-    from stretto.launch.local import LocalLauncher  # noqa: PLC0415
-    from stretto.orchestrator.shell import Orchestrator  # noqa: PLC0415
+    from stretto.config.process_specs import OrchestratorSpec
+    from stretto.launch.local import LocalLauncher
+    from stretto.orchestrator.shell import Orchestrator
 
     logging.basicConfig(format="[orchestrator] %(levelname)s %(message)s", level=logging.INFO)
     spec = msgspec.json.decode(line, type=OrchestratorSpec)

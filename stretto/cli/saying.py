@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPResponse
-from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import uvloop
 
-from stretto.audio.pcm import exact_wav_header
+from stretto.audio.pcm import SPEECH, wav_header
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, StageError
 
-READ_BYTES = 16 * 1024
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from http.client import HTTPResponse
+    from pathlib import Path
 
 
 def say_by_engine(text: str, options: Mapping[str, str | float | int], output: Path) -> None:
@@ -31,7 +30,7 @@ def say_by_engine(text: str, options: Mapping[str, str | float | int], output: P
     """
     audio, first_s = uvloop.run(_speak(text, options))
     with _opened(output) as file:
-        file.write(exact_wav_header(len(audio)) + audio)
+        file.write(wav_header(SPEECH, len(audio)) + audio)
     _report(output, len(audio), first_s)
 
 
@@ -57,16 +56,20 @@ def say_by_server(
         InvalidRequest: The server refused the request; the text is the server's.
         StageError: The server can't be reached or the audio was cut short.
     """
-    body = json.dumps({"input": text, "response_format": "wav", "stream": False, **options}).encode()
-    request = urllib.request.Request(  # noqa: S310 - the operator's own URL
+    body = json.dumps(
+        {"input": text, "response_format": "wav", "stream": False, **options}
+    ).encode()
+    request = urllib.request.Request(
         f"{url.rstrip('/')}/audio/speech", data=body, headers={"Content-Type": "application/json"}
     )
     began = time.monotonic()
     try:
-        with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=600) as response:
             data = cast("HTTPResponse", response).read()
     except urllib.error.HTTPError as error:
-        raise InvalidRequest(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
+        raise InvalidRequest(
+            f"{url} answered {error.code}: {error.read().decode(errors='replace')}"
+        ) from error
     except OSError as error:
         raise StageError(f"{url} can't be reached: {error}; is `stretto serve` running?") from error
     with _opened(output) as file:
@@ -75,7 +78,7 @@ def say_by_server(
 
 
 @contextmanager
-def _opened(output: Path) -> Iterator[BinaryIO]:
+def _opened(output: Path) -> Generator[BinaryIO]:
     if str(output) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -86,4 +89,6 @@ def _opened(output: Path) -> Iterator[BinaryIO]:
 
 def _report(output: Path, size_bytes: int, first_s: float) -> None:
     if str(output) != "-":
-        sys.stderr.write(f"{output}: {size_bytes / 48_000:.1f} s of speech, first audio after {first_s * 1000:.0f} ms\n")
+        sys.stderr.write(
+            f"{output}: {size_bytes / 48_000:.1f} s of speech, first audio after {first_s * 1000:.0f} ms\n"
+        )

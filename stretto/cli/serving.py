@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -20,13 +20,17 @@ import uvloop
 from stretto.cli import exits, http_port
 from stretto.cli.progress import Progress
 from stretto.config.process_specs import ApiSpec
-from stretto.config.settings import Settings
 from stretto.core.graph import validated
 from stretto.engine.channel import Channel
 from stretto.errors import EngineDead, StartFailed
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
 from stretto.launch.supervisor import OrchestratorSupervisor
+
+if TYPE_CHECKING:
+    import socket
+
+    from stretto.config.settings import Settings
 
 API_COMMAND = (sys.executable, "-m", "stretto.cli.run_api")
 

@@ -1,26 +1,32 @@
 """The waiting line: who may reserve slots next, and how long a refused client should wait.
 
-A request waits for a *group* of stages whose slots it needs together. Lines of groups that share no
-stage do not hold each other up; within a line the order is priority, then arrival.
+A request waits for a *group* of stages whose slots it needs together; each group has a line. Running
+requests go before queued ones, since they already hold slots that others wait for; then the order is
+priority, then arrival. The heads of all lines are tried in this order too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stretto.types import PipelineName, RequestId, StageId
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Group: TypeAlias = tuple[StageId, ...]
+
+Rank: TypeAlias = tuple[bool, int]
+"""Whether the request is still queued, and its priority; the smallest goes first."""
 
 
 class WaitingLine:
     """Requests that wait for groups of stages. Leaving is immediate; nothing stale stays behind."""
 
     def __init__(self) -> None:
-        self._lines: dict[Group, dict[int, OrderedDict[RequestId, int]]] = {}
-        self._groups_of: dict[RequestId, dict[Group, int]] = {}
-        self._by_stage: dict[StageId, dict[Group, None]] = {}
+        self._lines: dict[Group, dict[Rank, OrderedDict[RequestId, int]]] = {}
+        self._groups_of: dict[RequestId, dict[Group, Rank]] = {}
         self._tickets = 0
 
     def __len__(self) -> int:
@@ -31,39 +37,69 @@ class WaitingLine:
         """Say whether the request waits for any group."""
         return request in self._groups_of
 
-    def join(self, request: RequestId, group: Group, priority: int) -> None:
-        """Put a request at the end of its priority's line; it may wait for several groups."""
+    def join(self, request: RequestId, group: Group, rank: Rank) -> None:
+        """Put a request behind all of its rank; it may wait for several groups, once for each."""
+        groups = self._groups_of.setdefault(request, {})
+        if group in groups:
+            return
+        groups[group] = rank
         self._tickets += 1
         line = self._lines.setdefault(group, {})
-        line.setdefault(priority, OrderedDict())[request] = self._tickets
-        self._groups_of.setdefault(request, {})[group] = priority
-        for stage in group:
-            self._by_stage.setdefault(stage, {})[group] = None
+        line.setdefault(rank, OrderedDict())[request] = self._tickets
 
-    def leave(self, request: RequestId, group: Group | None = None) -> None:
-        """Take a request out of one line, or of all of them; one that does not wait is ignored."""
-        waits = self._groups_of.get(request, {})
-        for each in [group] if group is not None else list(waits):
-            priority = waits.pop(each, None)
-            if priority is None:
+    def leave(self, request: RequestId, group: Group) -> None:
+        """Take a request out of a group's line; one that does not wait there is ignored."""
+        groups = self._groups_of.get(request, {})
+        rank = groups.pop(group, None)
+        if rank is None:
+            return
+        if not groups:
+            del self._groups_of[request]
+        line = self._lines[group]
+        del line[rank][request]
+        if not line[rank]:
+            del line[rank]
+        if not line:
+            del self._lines[group]
+
+    def promote(self, request: RequestId, rank: Rank) -> None:
+        """Give a request another rank in each of its lines."""
+        for group in list(self._groups_of.get(request, ())):
+            self.leave(request, group)
+            self.join(request, group, rank)
+
+    def first_admissible(
+        self, is_up: Callable[[StageId], bool], room: Callable[[StageId], int]
+    ) -> tuple[RequestId, Group] | None:
+        """Return who is next, or `None` if nobody can be admitted now.
+
+        A queued head that can't be admitted claims a slot at each of its stages against those behind
+        it, so that a request which needs several stages is not starved by requests which need one.
+        A head that waits for a stage without any replica claims nothing.
+
+        Args:
+            is_up: Says whether a stage has a usable replica.
+            room: Says how many slots of a stage are free and not promised.
+        """
+        claimed: dict[StageId, int] = {}
+        for (is_queued, _), _, request, group in self._heads():
+            if not all(is_up(stage) for stage in group):
                 continue
-            line = self._lines[each]
-            del line[priority][request]
-            if not line[priority]:
-                del line[priority]
-        if not waits:
-            self._groups_of.pop(request, None)
+            if all(room(stage) > claimed.get(stage, 0) for stage in group):
+                return request, group
+            if is_queued:
+                for stage in group:
+                    claimed[stage] = claimed.get(stage, 0) + 1
+        return None
 
-    def heads(self, stage: StageId) -> list[tuple[RequestId, Group]]:
-        """Return the first of each line that needs the stage, in the order they should be tried."""
-        found: list[tuple[int, int, RequestId, Group]] = []
-        for group in self._by_stage.get(stage, ()):
-            line = self._lines.get(group)
-            if line:
-                priority = min(line)
-                request, ticket = next(iter(line[priority].items()))
-                found.append((priority, ticket, request, group))
-        return [(request, group) for _, _, request, group in sorted(found)]
+    def _heads(self) -> list[tuple[Rank, int, RequestId, Group]]:
+        """Return the first of each line with its rank and ticket, in the order they should be tried."""
+        heads: list[tuple[Rank, int, RequestId, Group]] = []
+        for group, line in self._lines.items():
+            rank = min(line)
+            request, ticket = next(iter(line[rank].items()))
+            heads.append((rank, ticket, request, group))
+        return sorted(heads)
 
 
 class DrainRate:
@@ -78,8 +114,8 @@ class DrainRate:
 
     def retry_after_s(self, pipeline: PipelineName, queued: int, now: float) -> float:
         """Return when a place is likely to be free: between 1 and 60 seconds."""
-        starts = self._starts.get(pipeline)
-        if not starts or len(starts) < 2 or now <= starts[0]:
+        starts = self._starts.get(pipeline, ())
+        if len(starts) <= 1 or now <= starts[0]:
             return 1.0
         rate = len(starts) / (now - starts[0])
         return min(max(queued / rate / 2, 1.0), 60.0)

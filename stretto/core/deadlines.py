@@ -35,7 +35,9 @@ class Deadlines:
         """Return how many keys are armed."""
         return len(self._armed)
 
-    def set(self, kind: DeadlineKind, what: RequestId | TaskKey | ReplicaId | None, when: float) -> None:
+    def set(
+        self, kind: DeadlineKind, what: RequestId | TaskKey | ReplicaId | None, when: float
+    ) -> None:
         """Arm or move a key's deadline."""
         key = (kind, what)
         if self._armed.get(key) == when:
@@ -63,14 +65,17 @@ class Deadlines:
             heapq.heappop(self._heap)
         return None
 
-    def due(self, now: float) -> list[DeadlineKey]:
-        """Disarm and return the keys whose time has come, earliest first."""
-        keys: list[DeadlineKey] = []
-        while (when := self.next()) is not None and when <= now:
-            key = heapq.heappop(self._heap)[2]
-            del self._armed[key]
-            keys.append(key)
-        return keys
+    def pop_due(self, now: float) -> DeadlineKey | None:
+        """Disarm and return the earliest key whose time has come; `None` if there is none.
+
+        One at a time, since what one expiry does may clear the next.
+        """
+        when = self.next()
+        if when is None or when > now:
+            return None
+        key = heapq.heappop(self._heap)[2]
+        del self._armed[key]
+        return key
 
     def _compact(self) -> None:
         self._heap = [entry for entry in self._heap if self._armed.get(entry[2]) == entry[0]]

@@ -6,7 +6,7 @@ same commands, or `replay` says where they first differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +15,9 @@ from stretto.core.events import AnyEvent
 from stretto.core.graph import Deployment
 from stretto.core.router import Router
 from stretto.errors import InvalidTransition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -91,10 +91,17 @@ class RequestAborted(Event, frozen=True, kw_only=True):
 
 
 class RequestBroken(Event, frozen=True, kw_only=True):
-    """The router refused an event of this request (`InvalidTransition`): a bug of ours ends it alone."""
+    """The router refused an event of this request (`InvalidTransition`): a bug of ours ends it alone.
+
+    Attributes:
+        request: Which one; unknown and ended ones are legal.
+        failure: The refusal.
+        payloads: The refused event's payloads (`payloads_of`), which nobody holds.
+    """
 
     request: RequestId
     failure: Failure
+    payloads: tuple[PayloadRef, ...] = ()
 
 
 class ConsumerDrained(Event, frozen=True, kw_only=True):
@@ -213,9 +220,16 @@ class ShutdownRequested(Event, frozen=True, kw_only=True):
 
 
 ReplicaEvent: TypeAlias = (
-    ReplicaJoined | ReplicaProgressed | ReplicaReady | ReplicaStartFailed | ReplicaDied | DrainRequested
+    ReplicaJoined
+    | ReplicaProgressed
+    | ReplicaReady
+    | ReplicaStartFailed
+    | ReplicaDied
+    | DrainRequested
 )
-TaskEvent: TypeAlias = ChunkProduced | InputConsumed | TaskFinished | TaskFailed | TaskCancelled
+RequestEvent: TypeAlias = RequestAborted | RequestBroken | ConsumerDrained
+EndEvent: TypeAlias = TaskFinished | TaskFailed | TaskCancelled
+TaskEvent: TypeAlias = ChunkProduced | InputConsumed | EndEvent
 AnyEvent: TypeAlias = (
     ChunkProduced
     | InputConsumed
@@ -239,3 +253,17 @@ AnyEvent: TypeAlias = (
     | DeadlinePassed
     | ShutdownRequested
 )
+
+
+def payloads_of(event: AnyEvent) -> tuple[PayloadRef, ...]:
+    """Return the payloads that an event hands over to the router."""
+    match event:
+        case ChunkProduced(payload=payload):
+            return (payload,)
+        case RequestSubmitted(inputs=inputs, options=options):
+            refs = tuple(payload for _, payload in inputs)
+            return refs if options is None else (*refs, options)
+        case RequestBroken(payloads=payloads):
+            return payloads
+        case _:
+            return ()

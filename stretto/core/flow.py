@@ -11,10 +11,12 @@ buffer (`graph.Plan.buffered`), gives its producer no bound; there the window bo
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from stretto.core.commands import UNLIMITED
 from stretto.core.graph import EdgeMode, EdgeSpec
-from stretto.types import OutputName, PayloadRef
+
+if TYPE_CHECKING:
+    from stretto.types import OutputName, PayloadRef, StageId
 
 
 class Sink:
@@ -24,18 +26,17 @@ class Sink:
         window_chunks: Chunks that may be produced beyond `consumed`.
         window_bytes: Bytes that may be produced beyond `bytes_consumed`, one chunk more.
         is_limiting: Whether the window binds the producer.
-        is_closed: The consumer wants no more; chunks for it are dropped.
         produced: Chunks so far.
         consumed: Chunks that the consumer has absorbed.
         bytes_produced: Bytes so far.
         bytes_consumed: Bytes that the consumer has absorbed.
+        sizes: Sizes of the chunks from `consumed` to `produced`.
     """
 
     __slots__ = (
         "bytes_consumed",
         "bytes_produced",
         "consumed",
-        "is_closed",
         "is_limiting",
         "produced",
         "sizes",
@@ -47,13 +48,11 @@ class Sink:
         self.window_chunks = window_chunks
         self.window_bytes = window_bytes
         self.is_limiting = is_limiting
-        self.is_closed = False
         self.produced = 0
         self.consumed = 0
         self.bytes_produced = 0
         self.bytes_consumed = 0
         self.sizes: deque[int] = deque()
-        """Sizes of the chunks from `consumed` to `produced`."""
 
     def produce(self, size_bytes: int) -> None:
         """Count one more chunk."""
@@ -68,18 +67,12 @@ class Sink:
             self.bytes_consumed += self.sizes.popleft()
 
     @property
-    def chunk_limit(self) -> int:
-        """Return the chunk number that the producer must not reach."""
-        if self.is_closed or not self.is_limiting:
-            return UNLIMITED
-        return self.consumed + self.window_chunks
-
-    @property
-    def byte_limit(self) -> int:
-        """Return the byte count at which the producer must stop."""
-        if self.is_closed or not self.is_limiting:
-            return UNLIMITED
-        return self.bytes_consumed + self.window_bytes
+    def is_full(self) -> bool:
+        """Say whether the producer must wait for this consumer."""
+        return self.is_limiting and (
+            self.produced >= self.consumed + self.window_chunks
+            or self.bytes_produced >= self.bytes_consumed + self.window_bytes
+        )
 
 
 class EdgeFlow(Sink):
@@ -87,25 +80,39 @@ class EdgeFlow(Sink):
 
     Attributes:
         spec: The edge.
+        id: Its identity.
         chunks: Payloads of the chunks from `base` to `produced`; each is held.
         base: Number of the first chunk in `chunks`.
         fed: Chunks given to the consumer.
         fed_bytes: Their bytes.
         has_ended: The source has finished: `produced` is final.
         close_sent: The consumer was told so.
+        is_closed: The consumer wants no more; chunks for it are dropped.
     """
 
-    __slots__ = ("base", "chunks", "close_sent", "fed", "fed_bytes", "has_ended", "spec")
+    __slots__ = (
+        "base",
+        "chunks",
+        "close_sent",
+        "fed",
+        "fed_bytes",
+        "has_ended",
+        "id",
+        "is_closed",
+        "spec",
+    )
 
     def __init__(self, spec: EdgeSpec, *, is_limiting: bool) -> None:
         super().__init__(spec.window_chunks, spec.window_bytes, is_limiting=is_limiting)
         self.spec = spec
+        self.id = spec.id
         self.chunks: deque[PayloadRef] = deque()
         self.base = 0
         self.fed = 0
         self.fed_bytes = 0
         self.has_ended = False
         self.close_sent = False
+        self.is_closed = False
 
     @property
     def may_start(self) -> bool:
@@ -124,23 +131,32 @@ class EdgeFlow(Sink):
             ahead < self.window_chunks and self.fed_bytes - self.bytes_consumed < self.window_bytes
         )
 
-    @property
-    def is_starved(self) -> bool:
-        """Say whether the consumer has absorbed all that it was given and more may come."""
-        return self.consumed == self.fed and not self.close_sent
+    def close(self) -> None:
+        """Take no more chunks; the producer needs no credit of this consumer any more."""
+        self.is_closed = True
+        self.is_limiting = False
 
     def rewind(self) -> None:
-        """Start feeding from the beginning again; every chunk must still be kept."""
+        """Feed from the beginning again, to the consumer's next attempt; every chunk must still be kept."""
         self.fed = self.fed_bytes = self.consumed = self.bytes_consumed = 0
         self.close_sent = False
         self.sizes = deque(chunk.size_bytes for chunk in self.chunks)
 
+    def restart(self) -> None:
+        """Count from the beginning again, for the producer's next attempt; nothing may have been fed."""
+        self.base = self.produced = self.consumed = 0
+        self.bytes_produced = self.bytes_consumed = 0
+        self.sizes.clear()
+
 
 class OutputFlow(Sink):
-    """One output of one request, on its way to the client."""
+    """One output of one request, on its way to the client; `stage` makes it."""
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "stage")
 
-    def __init__(self, name: OutputName, window_chunks: int, window_bytes: int) -> None:
+    def __init__(
+        self, name: OutputName, stage: StageId, window_chunks: int, window_bytes: int
+    ) -> None:
         super().__init__(window_chunks, window_bytes, is_limiting=True)
         self.name = name
+        self.stage = stage

@@ -6,12 +6,15 @@ Everything here is immutable data plus pure functions on it. It must not know ba
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from stretto.errors import ConfigError
 from stretto.types import EdgeId, InputName, OutputName, PipelineName, StageId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class EdgeMode(Enum):
@@ -147,7 +150,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         outputs: Per stage, the names of the outputs it makes.
         groups: Per stage, all stages that stream concurrently with it, itself included; a slot of
             each is reserved together.
-        buffered: Edges whose source must never wait for the consumer: full edges and stream edges
+        buffered: Edges whose source must never wait for the consumer: full edges, and stream edges
             that reconverge behind one.
     """
 
@@ -167,7 +170,7 @@ def validated(deployment: Deployment) -> Deployment:
     Raises:
         ConfigError: With every mistake, one per line.
     """
-    mistakes = _stage_mistakes(deployment)
+    mistakes = _stage_mistakes(deployment) + _limit_mistakes(deployment.limits)
     known = {stage.id for stage in deployment.stages}
     for pipeline in deployment.pipelines:
         mistakes += [f"pipeline {pipeline.name!r}: {text}" for text in _mistakes(pipeline, known)]
@@ -181,16 +184,32 @@ def _stage_mistakes(deployment: Deployment) -> list[str]:
     mistakes += _duplicates("pipeline", [pipeline.name for pipeline in deployment.pipelines])
     if not deployment.pipelines:
         mistakes.append("no pipeline: name at least one")
+    used = {stage for pipeline in deployment.pipelines for stage in _stages_of(pipeline)}
     for stage in deployment.stages:
+        if stage.id not in used:
+            mistakes.append(f"stage {stage.id!r} is in no pipeline")
         if stage.replicas < 0:
             mistakes.append(f"stage {stage.id!r}: replicas is {stage.replicas}, use 0 or more")
         if stage.slots < 1:
             mistakes.append(f"stage {stage.id!r}: slots is {stage.slots}, use 1 or more")
+        for name in ("chunk_timeout_s", "start_timeout_s"):
+            if getattr(stage, name) <= 0:
+                mistakes.append(
+                    f"stage {stage.id!r}: {name} is {getattr(stage, name)}, use more than 0"
+                )
     return mistakes
 
 
+def _limit_mistakes(limits: Limits) -> list[str]:
+    values = msgspec.structs.asdict(limits)
+    return [
+        f"limit {name} is {value}, use more than 0" for name, value in values.items() if value <= 0
+    ]
+
+
 def _mistakes(pipeline: PipelineSpec, known: set[StageId]) -> list[str]:
-    mistakes = _duplicates("edge", [edge.id for edge in pipeline.edges])
+    mistakes = _duplicates("input", list(pipeline.inputs))
+    mistakes += _duplicates("edge", [edge.id for edge in pipeline.edges])
     mistakes += _duplicates("output", [output.name for output in pipeline.outputs])
     for edge in pipeline.edges:
         mistakes += _edge_mistakes(edge, pipeline, known)
@@ -202,11 +221,11 @@ def _mistakes(pipeline: PipelineSpec, known: set[StageId]) -> list[str]:
     cycle = _cycle(pipeline)
     if cycle:
         mistakes.append(f"its edges form a cycle: {' -> '.join(cycle)}")
-    used = {edge.target for edge in pipeline.edges} | {output.stage for output in pipeline.outputs}
-    used |= {edge.source for edge in pipeline.edges if edge.source is not None}
-    fed = _closure({e.target for e in pipeline.edges if e.source is None}, _successors(pipeline))
-    wanted = _closure({output.stage for output in pipeline.outputs}, _predecessors(pipeline))
-    for stage in sorted(used & known):
+    fed = _closure(
+        {e.target for e in pipeline.edges if e.source is None}, _successors(pipeline.edges)
+    )
+    wanted = _closure({output.stage for output in pipeline.outputs}, _predecessors(pipeline.edges))
+    for stage in sorted(_stages_of(pipeline) & known):
         if stage not in fed:
             mistakes.append(f"stage {stage!r} can't be reached from the request's inputs")
         elif stage not in wanted:
@@ -227,21 +246,31 @@ def _edge_mistakes(edge: EdgeSpec, pipeline: PipelineSpec, known: set[StageId]) 
     return mistakes
 
 
+def _stages_of(pipeline: PipelineSpec) -> set[StageId]:
+    stages = {edge.target for edge in pipeline.edges} | {
+        output.stage for output in pipeline.outputs
+    }
+    return stages | {edge.source for edge in pipeline.edges if edge.source is not None}
+
+
 def _duplicates(what: str, names: list[str]) -> list[str]:
-    return [f"{what} {name!r} is defined twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    return [
+        f"{what} {name!r} is defined twice"
+        for name in sorted({n for n in names if names.count(n) > 1})
+    ]
 
 
-def _successors(pipeline: PipelineSpec) -> dict[StageId, list[StageId]]:
+def _successors(edges: Iterable[EdgeSpec]) -> dict[StageId, list[StageId]]:
     result: dict[StageId, list[StageId]] = {}
-    for edge in pipeline.edges:
+    for edge in edges:
         if edge.source is not None:
             result.setdefault(edge.source, []).append(edge.target)
     return result
 
 
-def _predecessors(pipeline: PipelineSpec) -> dict[StageId, list[StageId]]:
+def _predecessors(edges: Iterable[EdgeSpec]) -> dict[StageId, list[StageId]]:
     result: dict[StageId, list[StageId]] = {}
-    for edge in pipeline.edges:
+    for edge in edges:
         if edge.source is not None:
             result.setdefault(edge.target, []).append(edge.source)
     return result
@@ -261,7 +290,7 @@ def _closure(start: set[StageId], step: dict[StageId, list[StageId]]) -> set[Sta
 
 def _cycle(pipeline: PipelineSpec) -> list[StageId]:
     """Return the stages of one cycle, first repeated last; empty if there is none."""
-    successors = _successors(pipeline)
+    successors = _successors(pipeline.edges)
     done: set[StageId] = set()
     for start in successors:
         path: list[StageId] = []
@@ -285,12 +314,13 @@ def induce(
 ) -> Plan | None:
     """Return the subgraph between the supplied inputs and the wanted outputs; `None` if they do not connect.
 
-    Every wanted output must be reachable, and every stage on the way must get each of its edges from
-    the plan or from a supplied input.
+    Every wanted output must be reachable from a supplied input. A stage on the way gets those of its
+    edges whose source is in the subgraph or supplied; the others do not exist for this request.
     """
-    fed = _closure({e.target for e in pipeline.edges if e.request_input in inputs}, _successors(pipeline))
+    entries = {edge.target for edge in pipeline.edges if edge.request_input in inputs}
+    fed = _closure(entries, _successors(pipeline.edges))
     ends = {output.stage for output in pipeline.outputs if output.name in outputs}
-    members = fed & _closure(ends, _predecessors(pipeline))
+    members = fed & _closure(ends, _predecessors(pipeline.edges))
     if not ends or not ends <= members:
         return None
     edges = tuple(
@@ -307,7 +337,8 @@ def induce(
         edges_out={s: tuple(e for e in edges if e.source == s) for s in stages},
         request_edges=tuple(e for e in edges if e.source is None),
         outputs={
-            s: tuple(o.name for o in pipeline.outputs if o.stage == s and o.name in outputs) for s in stages
+            s: tuple(o.name for o in pipeline.outputs if o.stage == s and o.name in outputs)
+            for s in stages
         },
         groups=_groups(stages, edges),
         buffered=frozenset(e.id for e in edges if _must_buffer(e, edges)),
@@ -315,7 +346,9 @@ def induce(
 
 
 def _topological(members: set[StageId], edges: tuple[EdgeSpec, ...]) -> tuple[StageId, ...]:
-    waiting = {s: {e.source for e in edges if e.target == s and e.source is not None} for s in members}
+    waiting = {
+        s: {e.source for e in edges if e.target == s and e.source is not None} for s in members
+    }
     order: list[StageId] = []
     while waiting:
         ready = sorted(stage for stage, sources in waiting.items() if sources <= set(order))
@@ -325,7 +358,9 @@ def _topological(members: set[StageId], edges: tuple[EdgeSpec, ...]) -> tuple[St
     return tuple(order)
 
 
-def _groups(stages: tuple[StageId, ...], edges: tuple[EdgeSpec, ...]) -> dict[StageId, tuple[StageId, ...]]:
+def _groups(
+    stages: tuple[StageId, ...], edges: tuple[EdgeSpec, ...]
+) -> dict[StageId, tuple[StageId, ...]]:
     """Return, per stage, the stages connected with it by stream edges."""
     together: dict[StageId, list[StageId]] = {stage: [] for stage in stages}
     for edge in edges:
@@ -339,24 +374,28 @@ def _groups(stages: tuple[StageId, ...], edges: tuple[EdgeSpec, ...]) -> dict[St
 def _must_buffer(edge: EdgeSpec, edges: tuple[EdgeSpec, ...]) -> bool:
     """Say whether the edge's source must not wait for the consumer.
 
-    A full edge never makes its source wait. A stream edge must not either if its consumer may wait
-    for something behind a full edge whose own source would then wait for this consumer:
+    A full edge never makes its source wait. A stream edge must not either if its consumer may be
+    waiting for something behind a full edge that can't end while this edge's source waits:
 
-        A ──full──► B ──┐
-        └──stream─► C ──► D      C->D: D may wait for B, B for A's end, A for C, C for D
+        A ──full───► B ──┐
+        └──stream──► C ──► D      C->D: D may wait for B, B for A's end, A for C, C for D
+
+    Waiting spreads from a source upstream over stream edges. So the edge must buffer if the target can
+    be reached, not by way of the source, from a full edge whose source needs a stage that would wait.
     """
     if edge.source is None or edge.mode is EdgeMode.FULL:
         return True
-    backward: dict[StageId, list[StageId]] = {}
-    for other in edges:
-        if other.source is not None:
-            backward.setdefault(other.target, []).append(other.source)
-    upstream = _closure({edge.source}, backward)
-    reaches_target = _closure({edge.target}, backward)
+    would_wait = _upstream(edge.source, (e for e in edges if e.mode is EdgeMode.STREAM))
+    awaited = _upstream(edge.target, (e for e in edges if e.source != edge.source))
     return any(
-        other.mode is EdgeMode.FULL
-        and other.source in upstream
-        and other.target in reaches_target
-        and other.target not in upstream
-        for other in edges
+        full.mode is EdgeMode.FULL
+        and full.source is not None
+        and full.target in awaited
+        and not would_wait.isdisjoint(_upstream(full.source, edges))
+        for full in edges
     )
+
+
+def _upstream(stage: StageId, edges: Iterable[EdgeSpec]) -> set[StageId]:
+    """Return the stage and all that feed it, directly or not."""
+    return _closure({stage}, _predecessors(edges))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from stretto.types import PayloadRef
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stretto.types import PayloadRef
 
 
 class Holds:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from stretto.core.commands import UNLIMITED, StageTiming, Timings
 from stretto.core.flow import EdgeFlow, OutputFlow, Sink
-from stretto.core.graph import Limits, Plan
+from stretto.core.graph import EdgeMode, Limits, Plan
 from stretto.core.story import Story
 from stretto.types import (
     ChannelId,
@@ -49,7 +49,8 @@ class Task:
         edges_in: Its inputs.
         edges_out: Its outputs to stages.
         outputs: Its outputs to the client.
-        held: Shared-memory payloads that its replica may be viewing.
+        sinks: Everybody who takes its chunks: `edges_out` and `outputs`.
+        held: Shared-memory payloads that its replica may be viewing, and how many views of each.
         produced: Data chunks of this attempt.
         bytes_produced: Their bytes.
         has_forwarded: A chunk went to a stage or to the client: a retry would be heard.
@@ -60,16 +61,18 @@ class Task:
         deaths: Replica deaths in a row without a new chunk.
         granted_chunks: Send right that the replica knows.
         granted_bytes: Likewise.
+        step_chunks: A grant of fewer chunks is worth a message only if the task waits for it.
+        step_bytes: Likewise.
         progress_at: When it last did something or was last enabled to.
     """
 
     __slots__ = (
         "bytes_produced",
-        "chunk_line",
         "deaths",
         "dispatched_at",
         "edges_in",
         "edges_out",
+        "ended_at",
         "first_chunk_at",
         "granted_bytes",
         "granted_chunks",
@@ -86,19 +89,30 @@ class Task:
         "progress_at",
         "ready_at",
         "replica",
-        "ended_at",
+        "sinks",
         "state",
+        "step_bytes",
+        "step_chunks",
         "units",
     )
 
-    def __init__(self, key: TaskKey, *, may_retry: bool) -> None:
+    def __init__(
+        self,
+        key: TaskKey,
+        edges_in: tuple[EdgeFlow, ...],
+        edges_out: tuple[EdgeFlow, ...],
+        outputs: tuple[OutputFlow, ...],
+        *,
+        may_retry: bool,
+    ) -> None:
         self.key = key
         self.state = TaskState.WAITING_INPUT
         self.replica: ReplicaId | None = None
-        self.edges_in: tuple[EdgeFlow, ...] = ()
-        self.edges_out: tuple[EdgeFlow, ...] = ()
-        self.outputs: tuple[OutputFlow, ...] = ()
-        self.held: dict[PayloadRef, None] = {}
+        self.edges_in = edges_in
+        self.edges_out = edges_out
+        self.outputs = outputs
+        self.sinks: tuple[Sink, ...] = (*edges_out, *outputs)
+        self.held: dict[PayloadRef, int] = {}
         self.produced = 0
         self.bytes_produced = 0
         self.units = 0
@@ -108,20 +122,17 @@ class Task:
         self.has_reserved = False
         self.is_abandoned = False
         self.is_cancelled = False
-        self.chunk_line = f"{key.stage}: chunk"
         self.deaths = 0
         self.granted_chunks = 0
         self.granted_bytes = 0
+        windows = [(s.window_chunks, s.window_bytes) for s in self.sinks if s.is_limiting]
+        self.step_chunks = max(min((chunks for chunks, _ in windows), default=2) // 2, 1)
+        self.step_bytes = max(min((nbytes for _, nbytes in windows), default=2) // 2, 1)
         self.ready_at = 0.0
         self.dispatched_at = 0.0
         self.first_chunk_at: float | None = None
         self.ended_at: float | None = None
         self.progress_at = 0.0
-
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """Return everybody who takes this task's chunks."""
-        return (*self.edges_out, *self.outputs)
 
     @property
     def may_start(self) -> bool:
@@ -134,21 +145,36 @@ class Task:
         )
 
     @property
-    def could_go_on(self) -> bool:
-        """Say whether only the replica itself holds this task up."""
-        has_credit = self.produced < self.granted_chunks and self.bytes_produced < self.granted_bytes
-        return has_credit and not all(edge.is_starved for edge in self.edges_in)
+    def has_credit(self) -> bool:
+        """Say whether its replica may send the next chunk."""
+        return self.produced < self.granted_chunks and self.bytes_produced < self.granted_bytes
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether its replica has input that it has not absorbed, or all the input there will be."""
+        return any(edge.consumed < edge.fed for edge in self.edges_in) or all(
+            edge.close_sent for edge in self.edges_in
+        )
 
     def limits(self) -> tuple[int, int]:
         """Return the send right in chunks and bytes that the sinks allow now."""
         chunks = nbytes = UNLIMITED
-        for sink in self.edges_out:
-            chunks = min(chunks, sink.chunk_limit)
-            nbytes = min(nbytes, sink.byte_limit)
-        for sink in self.outputs:
-            chunks = min(chunks, sink.chunk_limit)
-            nbytes = min(nbytes, sink.byte_limit)
+        for sink in self.sinks:
+            if sink.is_limiting:
+                chunks = min(chunks, sink.consumed + sink.window_chunks)
+                nbytes = min(nbytes, sink.bytes_consumed + sink.window_bytes)
         return chunks, nbytes
+
+    def restart(self) -> None:
+        """Become the next attempt: inputs from the beginning, nothing produced."""
+        self.key = self.key._replace(attempt=self.key.attempt + 1)
+        for edge in self.edges_in:
+            edge.rewind()
+        for edge in self.edges_out:
+            edge.restart()
+        self.produced = self.bytes_produced = self.units = 0
+        self.media_s = 0.0
+        self.first_chunk_at = self.ended_at = None
 
     def timing(self, now: float) -> StageTiming:
         """Return this task's part of the request's time."""
@@ -169,7 +195,7 @@ class Task:
 
 
 def _streams(edge: EdgeFlow) -> bool:
-    return edge.spec.mode.value == "stream"
+    return edge.spec.mode is EdgeMode.STREAM
 
 
 class Request:
@@ -196,7 +222,6 @@ class Request:
         "check_s",
         "edges",
         "expires_at",
-        "has_emitted",
         "id",
         "kept_bytes",
         "label",
@@ -232,26 +257,27 @@ class Request:
         self.started_at: float | None = None
         self.expires_at = 0.0
         self.check_s = 0.0
-        self.has_emitted = False
         self.story = Story()
-        self.tasks = {
-            stage: Task(TaskKey(request, stage, 0, session), may_retry=may_retry[stage])
-            for stage in plan.stages
-        }
         self.edges: dict[EdgeId, EdgeFlow] = {
             edge.id: EdgeFlow(edge, is_limiting=edge.id not in plan.buffered)
             for stage in plan.stages
             for edge in plan.edges_in[stage]
         }
-        self.outputs: dict[OutputName, OutputFlow] = {}
-        for stage, task in self.tasks.items():
-            task.edges_in = tuple(self.edges[edge.id] for edge in plan.edges_in[stage])
-            task.edges_out = tuple(self.edges[edge.id] for edge in plan.edges_out[stage])
-            task.outputs = tuple(
-                OutputFlow(name, limits.client_window_chunks, limits.client_window_bytes)
-                for name in plan.outputs[stage]
+        self.outputs: dict[OutputName, OutputFlow] = {
+            name: OutputFlow(name, stage, limits.client_window_chunks, limits.client_window_bytes)
+            for stage in plan.stages
+            for name in plan.outputs[stage]
+        }
+        self.tasks = {
+            stage: Task(
+                TaskKey(request, stage, 0, session),
+                tuple(self.edges[edge.id] for edge in plan.edges_in[stage]),
+                tuple(self.edges[edge.id] for edge in plan.edges_out[stage]),
+                tuple(self.outputs[name] for name in plan.outputs[stage]),
+                may_retry=may_retry[stage],
             )
-            self.outputs.update({output.name: output for output in task.outputs})
+            for stage in plan.stages
+        }
 
     def timings(self, now: float) -> Timings:
         """Return where the request's time went until now."""

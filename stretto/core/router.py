@@ -1,4 +1,4 @@
-"""The router: *this happened; what must be done?*
+"""The router answers one question: *this happened; what must be done?* Nothing else decides.
 
 Rules
   * `handle` is the only door. It validates first and mutates then: an impossible event raises
@@ -6,7 +6,9 @@ Rules
   * A late event (output of a cancelled request, message of a former incarnation) is not impossible:
     it is counted, its payload is released, and nothing else happens.
   * Each accepted request ends in exactly one of `Finish`, `Fail`, `Cancelled`; no `Emit` follows it.
-  * One function, `_terminate`, cleans up after every kind of end.
+  * One function, `_end`, cleans up after every kind of end.
+  * What has become free is given away once, at the end of the event, so that no slot goes to a request
+    that the same event ends.
 
 Theory of operation
   A request runs the subgraph (`graph.Plan`) between the inputs it brings and the outputs it wants.
@@ -22,28 +24,24 @@ Theory of operation
   costs nothing: the task is dispatched again under the next attempt number. After that the client
   would hear a seam, and the request fails.
 
+  A task that has ended wants no more input: its sources are told to stop if nobody else wants what
+  they make. Such a task is *abandoned*; however it ends, that is no failure.
+
   Time is in the events. Whatever waits has a deadline; `next_deadline` is `None` when nothing waits,
   so an idle engine sets no timer.
 
-Table (request state x event; a dash raises, `late` counts and releases)
+Table
+  `LEGAL` says for each event about a request in which states it is legal and what may come of it; the
+  code looks there first. It is drawn in `docs/reference/router-table.md`.
 
-    event              QUEUED      RUNNING               DRAINING            gone
-    RequestAborted     -> DONE     -> DRAINING or DONE   late                late
-    RequestBroken      -> DONE     -> DRAINING or DONE   late                late
-    ChunkProduced      -          RUNNING               late                late
-    InputConsumed      -          RUNNING               late                late
-    ConsumerDrained    -          RUNNING               late                late
-    TaskFinished       -          RUNNING or -> DONE    DRAINING or -> DONE late
-    TaskFailed         -          -> DRAINING or DONE   DRAINING or -> DONE late
-    TaskCancelled      -          RUNNING (abandoned)   DRAINING or -> DONE late
-    ReplicaDied        QUEUED     RUNNING or the end    DRAINING or -> DONE late
-    DeadlinePassed     or the end or the end            replica evicted     nothing
+Other machines: `supervision` (processes), `admission` (who is next), `flow` (windows), `waits` (what
+takes too long), `holds` (payloads), `deadlines`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from typing import TypeVar, assert_never
+from collections import OrderedDict
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -51,12 +49,12 @@ from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.core.admission import DrainRate, Group, WaitingLine
 from stretto.core.deadlines import DeadlineKey, DeadlineKind, Deadlines
-from stretto.core.flow import EdgeFlow, OutputFlow
-from stretto.core.graph import Deployment, EdgeMode, PipelineSpec, Plan, induce, validated
+from stretto.core.graph import Deployment, PipelineSpec, Plan, induce, validated
 from stretto.core.holds import Holds
 from stretto.core.requests import Request, RequestState, Task, TaskState
-from stretto.core.slots import LIVE, Pool, Replica, ReplicaPhase, did_work, died
-from stretto.core.story import Story
+from stretto.core.slots import LIVE, Pool, Replica, ReplicaPhase
+from stretto.core.supervision import Supervision
+from stretto.core.waits import shortest_s, waits_of
 from stretto.errors import Failure, FailureKind, InvalidTransition
 from stretto.types import (
     INLINE,
@@ -71,14 +69,59 @@ from stretto.types import (
     TaskKey,
 )
 
-EventT = TypeVar("EventT")
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from stretto.core.flow import EdgeFlow
+    from stretto.core.story import Story
+
+_QUEUED, _RUNNING = RequestState.QUEUED, RequestState.RUNNING
+_DRAINING, _DONE = RequestState.DRAINING, RequestState.DONE
+
+LATE: tuple[RequestState, ...] = ()
+"""No state may come of it: the event is counted, its payload is released, and nothing else happens."""
+
+LEGAL: Mapping[type[on.Event], Mapping[RequestState, tuple[RequestState, ...]]] = {
+    on.RequestSubmitted: {_DONE: (_QUEUED, _RUNNING, _DONE)},
+    on.RequestAborted: {
+        _QUEUED: (_DONE,),
+        _RUNNING: (_DRAINING, _DONE),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
+    on.RequestBroken: {
+        _QUEUED: (_DONE,),
+        _RUNNING: (_DRAINING, _DONE),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
+    on.ConsumerDrained: {_RUNNING: (_RUNNING,), _DRAINING: LATE, _DONE: LATE},
+    on.ChunkProduced: {_RUNNING: (_RUNNING, _DRAINING), _DRAINING: LATE, _DONE: LATE},
+    on.InputConsumed: {_RUNNING: (_RUNNING,), _DRAINING: LATE, _DONE: LATE},
+    on.TaskFinished: {_RUNNING: (_RUNNING, _DONE), _DRAINING: (_DRAINING, _DONE), _DONE: LATE},
+    on.TaskFailed: {
+        _RUNNING: (_RUNNING, _DRAINING, _DONE),
+        _DRAINING: (_DRAINING, _DONE),
+        _DONE: LATE,
+    },
+    on.TaskCancelled: {_RUNNING: (_RUNNING, _DONE), _DRAINING: (_DRAINING, _DONE), _DONE: LATE},
+}
+"""Event and state of its request (`DONE`: not known, or not any more) to the states that may come of it.
+
+An absent pair is impossible and raises. An event of a former attempt is late in every state.
+"""
 
 ARCHIVED_STORIES = 256
 """Stories of ended requests that are kept for `story()`."""
 
+_TERMINALS = {do.Finish: "finished", do.Fail: "failed", do.Cancelled: "cancelled"}
+
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals since the start; received = rejected + accepted, accepted = finished + failed + cancelled + open."""
+    """Totals since the start.
+
+    received = rejected + accepted; accepted = finished + failed + cancelled + what is open.
+    """
 
     received: int = 0
     rejected: int = 0
@@ -137,14 +180,15 @@ class Router:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = validated(deployment)
         self._limits = deployment.limits
-        self._pipelines: dict[PipelineName, PipelineSpec] = {p.name: p for p in deployment.pipelines}
-        self._pools: dict[StageId, Pool] = {stage.id: Pool(stage) for stage in deployment.stages}
+        self._pipelines: dict[PipelineName, PipelineSpec] = {
+            p.name: p for p in deployment.pipelines
+        }
         self._plans: dict[
             tuple[PipelineName, tuple[InputName, ...], tuple[OutputName, ...]], Plan | None
         ] = {}
         self._channels: dict[ChannelId, _Channel] = {}
         self._requests: dict[RequestId, Request] = {}
-        self._queued: dict[PipelineName, dict[RequestId, None]] = {p.name: {} for p in deployment.pipelines}
+        self._queued: dict[PipelineName, dict[RequestId, None]] = {p: {} for p in self._pipelines}
         self._line = WaitingLine()
         self._unbound: dict[StageId, dict[RequestId, None]] = {s.id: {} for s in deployment.stages}
         self._drain_rate = DrainRate()
@@ -152,11 +196,14 @@ class Router:
         self._deadlines = Deadlines()
         self._archive: OrderedDict[RequestId, Story] = OrderedDict()
         self._counts: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
+        self._out: list[do.AnyCommand] = []
+        self._supervision = Supervision(deployment, self._deadlines, self._out)
+        self._pools: dict[StageId, Pool] = self._supervision.pools
+        self._must_admit = False
         self._has_started = False
         self._is_stopping = False
         self._has_exited = False
         self._now = 0.0
-        self._out: list[do.AnyCommand] = []
 
     # ------------------------------------------------------------------ the door
 
@@ -164,14 +211,17 @@ class Router:
         """Take one event and return what must be done, in order.
 
         Raises:
-            InvalidTransition: The event is impossible in this state; nothing has changed.
+            InvalidTransition: The event is impossible in this state; nothing but the time has changed.
         """
         self._now = max(self._now, event.now)
-        self._out = []
         self._transition(event)
+        if self._must_admit:
+            self._admit()
         if self._is_stopping and not self._requests:
             self._exit()
-        return tuple(self._out)
+        commands = tuple(self._out)
+        self._out.clear()
+        return commands
 
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, in monotonic seconds; `None` if nothing waits."""
@@ -256,40 +306,40 @@ class Router:
 
     def replica_states(self) -> tuple[do.ReplicaState, ...]:
         """Return where every replica stands, for a channel that has just opened."""
-        return tuple(_state_of(place) for pool in self._pools.values() for place in pool.replicas)
+        return tuple(place.state() for place in self._supervision.places())
 
     # ------------------------------------------------------------------ engine and channels
 
     def _on_engine_started(self) -> None:
-        self._require(not self._has_started, "the engine was started twice")
+        if self._has_started:
+            raise self._impossible("the engine was started twice")
         self._has_started = True
-        for pool in self._pools.values():
-            for place in pool.replicas:
-                self._start(pool, place)
+        if self._is_stopping:
+            return
+        for place in self._supervision.places():
+            self._supervision.start(place, self._now)
 
     def _on_channel_opened(self, event: on.ChannelOpened) -> None:
-        self._require(event.channel not in self._channels, f"channel {event.channel} was opened twice")
+        if event.channel in self._channels:
+            raise self._impossible(f"channel {event.channel} was opened twice")
         self._channels[event.channel] = _Channel()
 
     def _on_channel_closed(self, event: on.ChannelClosed) -> None:
         channel = self._channels.get(event.channel)
         if channel is None:
-            self._count("late")
+            self._late()
             return
         for request_id in list(channel.requests):
-            request = self._requests[request_id]
-            request.story.add(self._now, "its API process is gone")
-            self._cancel(request)
+            self._cancel(self._requests[request_id], "its API process is gone")
         del self._channels[event.channel]
         for payload, count in channel.held.items():
             for _ in range(count):
                 self._drop(payload)
 
     def _on_shutdown_requested(self, event: on.ShutdownRequested) -> None:
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        self._deadlines.set(DeadlineKind.SHUTDOWN, None, self._now + event.drain_s)
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._deadlines.set(DeadlineKind.SHUTDOWN, None, self._now + event.drain_s)
 
     def _exit(self) -> None:
         """Stop every process; called when no request is left or the drain deadline has passed."""
@@ -297,55 +347,54 @@ class Router:
             return
         self._has_exited = True
         self._deadlines.clear(DeadlineKind.SHUTDOWN, None)
-        for pool in self._pools.values():
-            for place in pool.replicas:
-                was_live = place.phase in LIVE
-                pool.leave_ready(place, ReplicaPhase.STOPPED)
-                self._clear_place_deadlines(place)
-                if was_live:
-                    self._out.append(do.StopReplica(replica=place.id))
-                    self._announce(place)
+        for place in self._supervision.places():
+            self._supervision.stop(place, self._now)
+            for request, _ in self._strand(place):
+                self._forget_if_drained(request)
         self._out.append(do.Exit())
 
     # ------------------------------------------------------------------ requests: begin
 
     def _on_request_submitted(self, event: on.RequestSubmitted) -> None:
+        if event.request in self._requests:
+            raise self._impossible(f"request {event.request} was submitted twice")
         channel = self._channels.get(event.channel)
-        self._require(event.request not in self._requests, f"request {event.request} was submitted twice")
         if channel is None:
-            self._late(*(ref for _, ref in event.inputs), *_present(event.options))
+            self._late(*on.payloads_of(event))
             return
         self._count("received")
-        plan, refusal = self._plan(event)
-        if plan is None:
-            self._reject(event, refusal)
+        plan = self._plan(event)
+        if isinstance(plan, Failure):
+            self._count("rejected")
+            self._out.append(do.Reject(channel=event.channel, request=event.request, failure=plan))
+            self._discard(on.payloads_of(event))
             return
         self._count("accepted")
         request = self._accept(event, plan)
         channel.requests[request.id] = None
         for task in request.tasks.values():
             self._consider(request, task)
-        if request.state is RequestState.QUEUED:
-            request.story.add(self._now, "queued")
 
-    def _plan(self, event: on.RequestSubmitted) -> tuple[Plan | None, Failure]:
+    def _plan(self, event: on.RequestSubmitted) -> Plan | Failure:
         """Return the request's plan, or why it is refused."""
         if self._is_stopping:
-            return None, _failure(
-                FailureKind.OVERLOADED, "the server is shutting down", code="server_shutting_down", retry=1.0
+            return _failure(
+                FailureKind.OVERLOADED,
+                "the server is shutting down",
+                code="server_shutting_down",
+                retry=1.0,
             )
         pipeline = self._pipelines.get(event.pipeline)
         if pipeline is None:
-            known = ", ".join(self._pipelines)
-            return None, _failure(
+            return _failure(
                 FailureKind.INVALID_REQUEST,
-                f"there is no pipeline {event.pipeline!r}; this server has: {known}",
+                f"there is no pipeline {event.pipeline!r}; this server has: {', '.join(self._pipelines)}",
                 param="model",
                 code="model_not_found",
             )
         plan = self._induced(pipeline, event)
         if plan is None:
-            return None, _failure(
+            return _failure(
                 FailureKind.INVALID_REQUEST,
                 f"pipeline {pipeline.name!r} can't make {', '.join(event.outputs) or 'its outputs'} from "
                 f"{', '.join(name for name, _ in event.inputs) or 'nothing'}; its inputs are "
@@ -355,56 +404,50 @@ class Router:
             )
         queued = len(self._queued[pipeline.name])
         if queued >= self._limits.max_queued:
-            return None, _failure(
+            return _failure(
                 FailureKind.OVERLOADED,
                 f"{queued} requests are waiting, which is the limit; try again later",
                 code="queue_full",
                 retry=self._drain_rate.retry_after_s(pipeline.name, queued, self._now),
             )
-        return plan, _NO_FAILURE
+        return plan
 
     def _induced(self, pipeline: PipelineSpec, event: on.RequestSubmitted) -> Plan | None:
         outputs = event.outputs or tuple(output.name for output in pipeline.outputs)
         inputs = tuple(name for name, _ in event.inputs)
         if set(inputs) - set(pipeline.inputs) or set(outputs) - {o.name for o in pipeline.outputs}:
             return None
-        key = (pipeline.name, tuple(sorted(inputs)), tuple(sorted(outputs)))
+        if len(set(inputs)) < len(inputs):
+            return None
+        key = (pipeline.name, tuple(sorted(inputs)), tuple(sorted(set(outputs))))
         if key not in self._plans:
             self._plans[key] = induce(pipeline, inputs, outputs)
         return self._plans[key]
 
-    def _reject(self, event: on.RequestSubmitted, failure: Failure) -> None:
-        self._count("rejected")
-        self._out.append(do.Reject(channel=event.channel, request=event.request, failure=failure))
-        for _, payload in event.inputs:
-            self._out.append(do.Release(payload=payload))
-        self._out += [do.Release(payload=payload) for payload in _present(event.options)]
-
     def _accept(self, event: on.RequestSubmitted, plan: Plan) -> Request:
         may_retry = {s: self._pools[s].spec.recovery == "retry" for s in plan.stages}
-        request = Request(event.request, event.channel, plan, self._limits, may_retry, event.session)
-        request.priority = event.priority
-        request.label = event.label
-        request.submitted_at = self._now
-        timeout_s = min(event.timeout_s or self._limits.request_timeout_s, self._limits.request_timeout_s)
-        request.expires_at = self._now + timeout_s
-        request.check_s = min(
-            self._limits.queue_timeout_s,
-            self._limits.slow_client_timeout_s,
-            self._limits.stage_unavailable_timeout_s,
-            *(self._pools[stage].spec.chunk_timeout_s for stage in plan.stages),
+        request = Request(
+            event.request, event.channel, plan, self._limits, may_retry, event.session
         )
+        request.priority = event.priority
+        request.submitted_at = self._now
+        longest_s = self._limits.request_timeout_s
+        timeout_s = longest_s if event.timeout_s is None else min(event.timeout_s, longest_s)
+        request.expires_at = self._now + timeout_s
+        request.check_s = shortest_s(request, self._pools, self._limits)
         request.options = event.options
         for payload in _present(event.options):
             self._holds.hold(payload)
         for name, payload in event.inputs:
             self._supply(request, name, payload)
+        self._discard(on.payloads_of(event))
         self._requests[request.id] = request
         self._queued[plan.pipeline][request.id] = None
         self._deadlines.set(
             DeadlineKind.REQUEST, request.id, min(request.expires_at, self._now + request.check_s)
         )
-        request.story.add(self._now, f"submitted to {plan.pipeline}")
+        label = f" as {event.label}" if event.label else ""
+        request.story.add(self._now, f"submitted to {plan.pipeline}{label}")
         return request
 
     def _supply(self, request: Request, name: InputName, payload: PayloadRef) -> None:
@@ -414,8 +457,6 @@ class Router:
                 edge = request.edges[spec.id]
                 self._append(request, edge, payload)
                 edge.has_ended = True
-        if payload not in self._holds:
-            self._out.append(do.Release(payload=payload))
 
     # ------------------------------------------------------------------ slots: reserve and bind
 
@@ -428,31 +469,58 @@ class Router:
         if task.has_reserved:
             self._bind(request, task)
             return
-        group = request.plan.groups[task.key.stage]
-        if all(self._pools[stage].has_room() for stage in group) and not self._is_outrun(request, group):
-            self._reserve(request, group)
-        else:
-            self._line.join(request.id, group, request.priority)
+        rank = (request.state is _QUEUED, request.priority)
+        self._line.join(request.id, request.plan.groups[task.key.stage], rank)
+        self._must_admit = True
 
-    def _is_outrun(self, request: Request, group: Group) -> bool:
-        """Say whether somebody already waits for one of the group's stages."""
-        heads = [head for stage in group for head in self._line.heads(stage)]
-        return any(self._requests[head].priority <= request.priority for head, _ in heads)
+    def _admit(self) -> None:
+        """Use what has become free: for reserved tasks without a replica first, then for the waiting line."""
+        self._must_admit = False
+        for stage, waiting in self._unbound.items():
+            while waiting and self._pools[stage].free:
+                request = self._requests[next(iter(waiting))]
+                self._bind(request, request.tasks[stage])
+        while (head := self._line.first_admissible(self._is_up, self._room)) is not None:
+            request_id, group = head
+            self._line.leave(request_id, group)
+            self._reserve(self._requests[request_id], group)
+
+    def _is_up(self, stage: StageId) -> bool:
+        return self._pools[stage].capacity > 0
+
+    def _room(self, stage: StageId) -> int:
+        return self._pools[stage].room
 
     def _reserve(self, request: Request, group: Group) -> None:
         """Promise the request a slot at each stage of a group, and bind what is ready."""
-        if request.state is RequestState.QUEUED:
-            request.state = RequestState.RUNNING
+        if request.state is _QUEUED:
+            request.state = _RUNNING
             request.started_at = self._now
             del self._queued[request.plan.pipeline][request.id]
+            self._line.promote(request.id, (False, request.priority))
             self._drain_rate.started(request.plan.pipeline, self._now)
-        for stage in group:
-            if request.tasks[stage].state is not TaskState.FINISHED:
-                self._pools[stage].reserved += 1
-                request.tasks[stage].has_reserved = True
-        for stage in group:
-            if request.tasks[stage].state is TaskState.READY:
-                self._bind(request, request.tasks[stage])
+        tasks = [request.tasks[stage] for stage in group]
+        for task in tasks:
+            if task.state is not TaskState.FINISHED:
+                self._pools[task.key.stage].reserved += 1
+                task.has_reserved = True
+        for task in tasks:
+            if task.state is TaskState.READY:
+                self._bind(request, task)
+
+    def _unreserve(self, request: Request, task: Task) -> None:
+        """End a task that is not bound: give its promised slot back, or its place in line."""
+        stage = task.key.stage
+        task.state = TaskState.FINISHED
+        self._unbound[stage].pop(request.id, None)
+        if task.has_reserved:
+            task.has_reserved = False
+            self._pools[stage].reserved -= 1
+        group = request.plan.groups[stage]
+        tasks = [request.tasks[each] for each in group]
+        if not any(each.state is TaskState.READY and not each.has_reserved for each in tasks):
+            self._line.leave(request.id, group)
+        self._must_admit = True
 
     def _bind(self, request: Request, task: Task) -> None:
         """Dispatch a ready task to the replica with the least work, or let it wait for one."""
@@ -460,8 +528,9 @@ class Router:
         place = self._pools[stage].pick()
         if place is None:
             self._unbound[stage][request.id] = None
-            request.story.add(self._now, f"waits for a replica of {stage}")
+            request.story.add(self._now, f"{stage}: waits for a replica")
             return
+        self._unbound[stage].pop(request.id, None)
         self._pools[stage].bind(place, task.key)
         task.has_reserved = False
         task.state = TaskState.BOUND
@@ -483,92 +552,82 @@ class Router:
         for edge in task.edges_in:
             self._feed(request, task, edge)
 
-    def _admit(self, stage: StageId) -> None:
-        """Use what has become free at a stage: for unbound tasks first, then for the waiting line."""
-        pool = self._pools[stage]
-        while self._unbound[stage] and pool.pick() is not None:
-            request_id = next(iter(self._unbound[stage]))
-            del self._unbound[stage][request_id]
-            request = self._requests[request_id]
-            self._bind(request, request.tasks[stage])
-        while pool.has_room():
-            for request_id, group in self._line.heads(stage):
-                if all(self._pools[each].has_room() for each in group):
-                    self._line.leave(request_id, group)
-                    self._reserve(self._requests[request_id], group)
-                    break
-            else:
-                return
-
     def _unbind(self, task: Task) -> None:
-        """Free the slot of a task that has ended at its replica, and the payloads it viewed."""
+        """Free the slot of a task that has ended or whose replica has, and the payloads it viewed."""
         place = self._place_of(task)
         self._pools[task.key.stage].unbind(place, task.key)
         self._deadlines.clear(DeadlineKind.CANCEL, task.key)
         task.state = TaskState.FINISHED
         task.ended_at = self._now
-        self._drop_held(task)
+        held, task.held = task.held, {}
+        for payload, count in held.items():
+            for _ in range(count):
+                self._drop(payload)
+        self._must_admit = True
         if place.phase is ReplicaPhase.DRAINING and not place.bound:
-            self._leave(place)
+            self._supervision.stop(place, self._now)
 
     def _place_of(self, task: Task) -> Replica:
-        assert task.replica is not None  # noqa: S101 - a bound task has a replica
-        return self._pools[task.key.stage].replicas[task.replica.slot]
+        assert task.replica is not None
+        return self._supervision.place_of(task.replica)
 
     # ------------------------------------------------------------------ chunks and credits
 
     def _on_chunk_produced(self, event: on.ChunkProduced) -> None:
-        found = self._task(event.task)
-        if found is None:
+        found = self._task(event)
+        if found is None or found[1].is_abandoned:
             self._late(event.payload)
             return
         request, task = found
+        if task.state is not TaskState.BOUND:
+            raise self._impossible(
+                f"{event.task} produced a chunk while {task.state.value}", request
+            )
         if event.kind == "preview":
             self._preview(request, task, event)
             return
-        self._require(
-            task.state is TaskState.BOUND and event.seq == task.produced,
-            f"{event.task} produced chunk {event.seq}, expected {task.produced}",
-            request,
-        )
+        if event.seq != task.produced or not task.has_credit:
+            raise self._impossible(
+                f"{event.task} produced chunk {event.seq}, expected {task.produced}; it has the right to "
+                f"send below chunk {task.granted_chunks} and byte {task.granted_bytes}",
+                request,
+            )
+        if not event.seq:
+            task.first_chunk_at = self._now
+            request.story.add(self._now, f"{task.key.stage}: first chunk")
         task.produced += 1
         task.bytes_produced += event.payload.size_bytes
         task.units += event.length
         task.media_s += event.media_s
         task.progress_at = self._now
         task.deaths = 0
-        if task.first_chunk_at is None:
-            task.first_chunk_at = self._now
-        request.story.add(self._now, task.chunk_line)
         for output in task.outputs:
-            self._emit(request, task, output, event)
+            self._emit(request, output.name, event, output.produced)
+            output.produce(event.payload.size_bytes)
+            self._forwarded(request, task)
         for edge in task.edges_out:
             if not edge.is_closed:
                 self._append(request, edge, event.payload)
-                self._consider(request, request.tasks[edge.spec.target])
-                self._feed(request, request.tasks[edge.spec.target], edge)
+                self._pass_on(request, edge)
         if event.payload not in self._holds:
             self._out.append(do.Release(payload=event.payload))
         if request.kept_bytes > self._limits.retention_bytes:
             self._relieve(request)
 
     def _preview(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
+        task.progress_at = self._now
         for output in task.outputs:
-            self._emit_to(request, output.name, event, seq=event.seq)
-        if event.payload not in self._holds:
-            self._out.append(do.Release(payload=event.payload))
+            self._emit(request, output.name, event, event.seq)
+        self._discard((event.payload,))
 
-    def _emit(self, request: Request, task: Task, output: OutputFlow, event: on.ChunkProduced) -> None:
-        seq = output.produced
-        output.produce(event.payload.size_bytes)
-        self._emit_to(request, output.name, event, seq=seq)
-        self._forwarded(request, task)
-
-    def _emit_to(self, request: Request, output: OutputName, event: on.ChunkProduced, *, seq: int) -> None:
+    def _emit(
+        self, request: Request, output: OutputName, event: on.ChunkProduced, seq: int
+    ) -> None:
         if event.payload.place != INLINE:
             held = self._channels[request.channel].held
             held[event.payload] = held.get(event.payload, 0) + 1
             self._holds.hold(event.payload)
+        is_first = event.kind == "data" and not seq
         self._out.append(
             do.Emit(
                 channel=request.channel,
@@ -580,7 +639,7 @@ class Router:
                 length=event.length,
                 kind=event.kind,
                 media_s=event.media_s,
-                timings=None if seq or event.kind == "preview" else request.timings(self._now),
+                timings=request.timings(self._now) if is_first else None,
             )
         )
 
@@ -591,31 +650,38 @@ class Router:
         request.kept_bytes += payload.size_bytes
         self._holds.hold(payload)
 
+    def _pass_on(self, request: Request, edge: EdgeFlow) -> None:
+        """Let an edge's consumer have what is new there."""
+        consumer = request.tasks[edge.spec.target]
+        if consumer.state is TaskState.BOUND:
+            self._feed(request, consumer, edge)
+        else:
+            self._consider(request, consumer)
+
     def _feed(self, request: Request, task: Task, edge: EdgeFlow) -> None:
         """Give a bound task what is on its edge, as far as the window allows, and the edge's end."""
-        if task.state is not TaskState.BOUND:
+        if edge.is_closed:
             return
-        assert task.replica is not None  # noqa: S101 - a bound task has a replica
-        source = request.tasks[edge.spec.source] if edge.spec.source is not None else None
-        if edge.is_starved:
+        assert task.replica is not None
+        if edge.consumed == edge.fed:
             task.progress_at = self._now
         while edge.may_feed:
             payload = edge.chunks[edge.fed - edge.base]
             self._out.append(
                 do.Feed(
-                    replica=task.replica, task=task.key, edge=edge.spec.id, seq=edge.fed, payload=payload
+                    replica=task.replica, task=task.key, edge=edge.id, seq=edge.fed, payload=payload
                 )
             )
-            if payload.place != INLINE and payload not in task.held:
-                task.held[payload] = None
+            if payload.place != INLINE:
+                task.held[payload] = task.held.get(payload, 0) + 1
                 self._holds.hold(payload)
             edge.fed += 1
             edge.fed_bytes += payload.size_bytes
-            if source is not None:
-                self._forwarded(request, source)
+            if edge.spec.source is not None:
+                self._forwarded(request, request.tasks[edge.spec.source])
         if edge.has_ended and edge.fed == edge.produced and not edge.close_sent:
             edge.close_sent = True
-            self._out.append(do.CloseInput(replica=task.replica, task=task.key, edge=edge.spec.id))
+            self._out.append(do.CloseInput(replica=task.replica, task=task.key, edge=edge.id))
         if not task.may_retry:
             self._trim(request, edge)
 
@@ -639,12 +705,18 @@ class Router:
         request.kept_bytes -= payload.size_bytes
         self._drop(payload)
 
+    def _drop_all_kept(self, request: Request, edge: EdgeFlow) -> None:
+        while edge.chunks:
+            self._drop_kept(request, edge)
+
     def _relieve(self, request: Request) -> None:
         """Give up retries to stay within the retention budget; if that is not enough, the request."""
         for task in request.tasks.values():
             if task.state is TaskState.BOUND and task.may_retry:
                 task.may_retry = False
-                request.story.add(self._now, f"{task.key.stage}: inputs too large to keep for a retry")
+                request.story.add(
+                    self._now, f"{task.key.stage}: inputs too large to keep for a retry"
+                )
                 for edge in task.edges_in:
                     self._trim(request, edge)
         if request.kept_bytes > self._limits.retention_bytes:
@@ -657,18 +729,21 @@ class Router:
             )
 
     def _on_input_consumed(self, event: on.InputConsumed) -> None:
-        found = self._task(event.task)
-        if found is None:
-            self._count("late")
+        found = self._task(event)
+        if found is None or found[1].is_abandoned:
+            self._late()
             return
         request, task = found
         edge = request.edges.get(event.edge)
-        self._require(
-            edge is not None and task.state is TaskState.BOUND and event.up_to <= edge.fed,
-            f"{event.task} consumed {event.edge} up to {event.up_to}",
-            request,
-        )
-        assert edge is not None  # noqa: S101 - required above
+        if (
+            edge is None
+            or edge.spec.target != task.key.stage
+            or task.state is not TaskState.BOUND
+            or event.up_to > edge.fed
+        ):
+            raise self._impossible(
+                f"{event.task} consumed {event.edge} up to {event.up_to}", request
+            )
         task.progress_at = self._now
         edge.consume(event.up_to)
         self._feed(request, task, edge)
@@ -676,123 +751,107 @@ class Router:
             self._grant(request.tasks[edge.spec.source])
 
     def _on_consumer_drained(self, event: on.ConsumerDrained) -> None:
-        request = self._requests.get(event.request)
-        if request is None or request.state is not RequestState.RUNNING:
-            self._count("late")
+        request = self._concerned(event, event.request)
+        if request is None:
+            self._late()
             return
         output = request.outputs.get(event.output)
-        self._require(
-            output is not None and event.up_to <= output.produced,
-            f"the client drained {event.output} up to {event.up_to}",
-            request,
-        )
-        assert output is not None  # noqa: S101 - required above
+        if output is None or event.up_to > output.produced:
+            raise self._impossible(
+                f"the client drained {event.output} up to {event.up_to}", request
+            )
         output.consume(event.up_to)
-        for task in request.tasks.values():
-            if output in task.outputs:
-                self._grant(task)
+        self._grant(request.tasks[output.stage])
 
     def _grant(self, task: Task) -> None:
         """Pass credit on to the producer, in steps of half a window."""
-        if task.state is not TaskState.BOUND:
+        if task.state is not TaskState.BOUND or task.is_cancelled:
             return
-        assert task.replica is not None  # noqa: S101 - a bound task has a replica
+        assert task.replica is not None
         chunks, nbytes = task.limits()
-        half_chunks = min((s.window_chunks for s in task.sinks if s.is_limiting), default=2) // 2
-        half_bytes = min((s.window_bytes for s in task.sinks if s.is_limiting), default=2) // 2
         gain_chunks, gain_bytes = chunks - task.granted_chunks, nbytes - task.granted_bytes
-        is_blocked = (
-            task.produced >= task.granted_chunks or task.bytes_produced >= task.granted_bytes
-        ) and (gain_chunks > 0 or gain_bytes > 0)
-        if is_blocked or gain_chunks >= max(half_chunks, 1) or gain_bytes >= max(half_bytes, 1):
-            if is_blocked:
-                task.progress_at = self._now
-            task.granted_chunks = max(chunks, task.granted_chunks)
-            task.granted_bytes = max(nbytes, task.granted_bytes)
-            self._out.append(
-                do.Grant(
-                    replica=task.replica,
-                    task=task.key,
-                    chunks=task.granted_chunks,
-                    bytes=task.granted_bytes,
-                )
+        is_worth_it = gain_chunks >= task.step_chunks or gain_bytes >= task.step_bytes
+        if not is_worth_it and (task.has_credit or (gain_chunks <= 0 and gain_bytes <= 0)):
+            return
+        if not task.has_credit:
+            task.progress_at = self._now
+        task.granted_chunks = max(chunks, task.granted_chunks)
+        task.granted_bytes = max(nbytes, task.granted_bytes)
+        self._out.append(
+            do.Grant(
+                replica=task.replica,
+                task=task.key,
+                chunks=task.granted_chunks,
+                bytes=task.granted_bytes,
             )
+        )
 
     def _on_payload_done(self, event: on.PayloadDone) -> None:
-        if isinstance(event.holder, TaskKey):
-            found = self._requests.get(event.holder.request)
-            task = None if found is None else found.tasks.get(event.holder.stage)
-            if task is None or task.key != event.holder or event.payload not in task.held:
-                self._count("late")
-                return
-            del task.held[event.payload]
-        else:
-            channel = self._channels.get(event.holder)
-            if channel is None or event.payload not in channel.held:
-                self._count("late")
-                return
-            channel.held[event.payload] -= 1
-            if not channel.held[event.payload]:
-                del channel.held[event.payload]
+        held = self._held_by(event.holder)
+        if held is None or event.payload not in held:
+            self._late()
+            return
+        held[event.payload] -= 1
+        if not held[event.payload]:
+            del held[event.payload]
         self._drop(event.payload)
+
+    def _held_by(self, holder: TaskKey | ChannelId) -> dict[PayloadRef, int] | None:
+        """Return what a task's replica or an API process may be viewing; `None` if it is gone."""
+        if not isinstance(holder, TaskKey):
+            channel = self._channels.get(holder)
+            return None if channel is None else channel.held
+        request = self._requests.get(holder.request)
+        task = None if request is None else request.tasks.get(holder.stage)
+        return None if task is None or task.key != holder else task.held
 
     def _drop(self, payload: PayloadRef) -> None:
         if self._holds.drop(payload):
             self._out.append(do.Release(payload=payload))
 
-    def _drop_held(self, task: Task) -> None:
-        held, task.held = task.held, {}
-        for payload in held:
-            self._drop(payload)
-
     # ------------------------------------------------------------------ tasks: end
 
     def _on_task_finished(self, event: on.TaskFinished) -> None:
-        found = self._ended(event.task)
+        found = self._ended(event)
         if found is None:
             return
         request, task = found
-        did_work(self._place_of(task))
+        self._place_of(task).did_work()
         self._unbind(task)
-        if request.state is RequestState.RUNNING:
-            request.story.add(self._now, f"{task.key.stage}: finished")
-            self._complete(request, task)
-        self._forget_if_drained(request)
-        self._admit(task.key.stage)
+        request.story.add(self._now, f"{task.key.stage}: finished after {task.produced} chunks")
+        self._complete(request, task)
 
     def _on_task_cancelled(self, event: on.TaskCancelled) -> None:
-        found = self._ended(event.task)
+        found = self._ended(event)
         if found is None:
             return
         request, task = found
-        self._require(
-            request.state is RequestState.DRAINING or task.is_abandoned,
-            f"{event.task} was cancelled, but nobody asked for that",
-            request,
-        )
+        if not task.is_cancelled:
+            raise self._impossible(
+                f"{event.task} was cancelled, but nobody asked for that", request
+            )
         self._unbind(task)
-        if request.state is RequestState.RUNNING:
-            self._complete(request, task)
-        self._forget_if_drained(request)
-        self._admit(task.key.stage)
+        self._complete(request, task)
 
     def _on_task_failed(self, event: on.TaskFailed) -> None:
-        found = self._ended(event.task)
+        found = self._ended(event)
         if found is None:
             return
         request, task = found
         self._unbind(task)
-        if request.state is RequestState.RUNNING:
-            request.story.add(self._now, f"{task.key.stage}: failed: {event.failure.detail}")
-            self._terminate(
+        request.story.add(self._now, f"{task.key.stage}: failed: {event.failure.detail}")
+        if request.state is _DRAINING or task.is_abandoned:
+            self._complete(request, task)
+        else:
+            self._end(
                 request, do.Fail(channel=request.channel, request=request.id, failure=event.failure)
             )
-        self._forget_if_drained(request)
-        self._admit(task.key.stage)
 
     def _complete(self, request: Request, task: Task) -> None:
-        """Pass a task's end on: to its consumers, its sources, the client, and the request itself."""
-        task.state = TaskState.FINISHED
+        """Pass a task's end on: to the client, its consumers, its sources, and the request itself."""
+        if request.state is _DRAINING:
+            self._forget_if_drained(request)
+            return
         for output in task.outputs:
             self._out.append(
                 do.Emit(
@@ -807,62 +866,64 @@ class Router:
             )
         for edge in task.edges_out:
             edge.has_ended = True
-            consumer = request.tasks[edge.spec.target]
-            self._consider(request, consumer)
-            self._feed(request, consumer, edge)
+            self._pass_on(request, edge)
         for edge in task.edges_in:
             self._close_edge(request, edge)
         if all(each.state is TaskState.FINISHED for each in request.tasks.values()):
-            self._terminate(
-                request,
-                do.Finish(
-                    channel=request.channel, request=request.id, timings=request.timings(self._now)
-                ),
+            timings = request.timings(self._now)
+            self._end(
+                request, do.Finish(channel=request.channel, request=request.id, timings=timings)
             )
 
     def _close_edge(self, request: Request, edge: EdgeFlow) -> None:
-        """A consumer has finished: it wants no more on this edge, and perhaps nobody does."""
+        """The consumer wants no more of this edge; a source that nobody wants any more stops too."""
         if edge.is_closed:
             return
-        edge.is_closed = True
-        while edge.chunks:
-            self._drop_kept(request, edge)
-        source = request.tasks[edge.spec.source] if edge.spec.source is not None else None
-        if source is None or source.state is TaskState.FINISHED:
+        edge.close()
+        self._drop_all_kept(request, edge)
+        if edge.spec.source is None:
+            return
+        source = request.tasks[edge.spec.source]
+        if source.state is TaskState.FINISHED:
             return
         if source.outputs or not all(each.is_closed for each in source.edges_out):
             self._grant(source)
-        elif source.state is TaskState.BOUND:
-            source.is_abandoned = True
-            self._cancel_task(source)
+            return
+        source.is_abandoned = True
+        for each in source.edges_in:
+            self._close_edge(request, each)
+        if source.state is TaskState.BOUND:
+            self._cancel_task(request, source)
         else:
             self._unreserve(request, source)
-            self._complete(request, source)
 
     # ------------------------------------------------------------------ requests: end
 
     def _on_request_aborted(self, event: on.RequestAborted) -> None:
-        request = self._requests.get(event.request)
-        is_live = request is not None and request.state is not RequestState.DRAINING
-        if request is not None and is_live:
-            request.story.add(self._now, "aborted by the client")
-            self._cancel(request)
+        request = self._concerned(event, event.request)
+        if request is None:
+            self._late()
+        else:
+            self._cancel(request, "aborted by the client")
         if event.acknowledge and event.channel in self._channels:
+            stopped = request is not None
             self._out.append(
-                do.AcknowledgeAbort(channel=event.channel, request=event.request, stopped=is_live)
+                do.AcknowledgeAbort(channel=event.channel, request=event.request, stopped=stopped)
             )
 
     def _on_request_broken(self, event: on.RequestBroken) -> None:
-        request = self._requests.get(event.request)
-        if request is None or request.state is RequestState.DRAINING:
-            self._count("late")
+        request = self._concerned(event, event.request)
+        if request is None:
+            self._late(*event.payloads)
             return
-        self._terminate(
+        self._discard(event.payloads)
+        self._end(
             request, do.Fail(channel=request.channel, request=request.id, failure=event.failure)
         )
 
-    def _cancel(self, request: Request) -> None:
-        self._terminate(request, do.Cancelled(channel=request.channel, request=request.id))
+    def _cancel(self, request: Request, why: str) -> None:
+        request.story.add(self._now, why)
+        self._end(request, do.Cancelled(channel=request.channel, request=request.id))
 
     def _fail(
         self,
@@ -874,62 +935,51 @@ class Router:
         code: str | None = None,
         retry: float | None = None,
     ) -> None:
-        request.story.add(self._now, f"failed: {detail}")
-        failure = _failure(kind, f"request {request.id}: {detail}", where=where, code=code, retry=retry)
-        self._terminate(request, do.Fail(channel=request.channel, request=request.id, failure=failure))
+        request.story.add(self._now, detail)
+        failure = _failure(
+            kind, f"request {request.id}: {detail}", where=where, code=code, retry=retry
+        )
+        self._end(request, do.Fail(channel=request.channel, request=request.id, failure=failure))
 
-    def _terminate(self, request: Request, terminal: do.Finish | do.Fail | do.Cancelled) -> None:
+    def _end(self, request: Request, terminal: do.Finish | do.Fail | do.Cancelled) -> None:
         """End a request: the only way out, whatever the reason."""
-        names = {do.Finish: "finished", do.Fail: "failed", do.Cancelled: "cancelled"}
-        self._count(names[type(terminal)])
-        request.story.add(self._now, names[type(terminal)])
+        self._count(_TERMINALS[type(terminal)])
+        request.story.add(self._now, _TERMINALS[type(terminal)])
         self._out.append(terminal)
-        request.state = RequestState.DRAINING
         self._queued[request.plan.pipeline].pop(request.id, None)
-        self._line.leave(request.id)
+        request.state = _DRAINING
         self._deadlines.clear(DeadlineKind.REQUEST, request.id)
-        self._channels[request.channel].requests.pop(request.id, None)
-        freed: list[StageId] = []
+        del self._channels[request.channel].requests[request.id]
         for task in request.tasks.values():
             if task.state is TaskState.BOUND:
-                self._cancel_task(task)
-            elif self._unreserve(request, task):
-                freed.append(task.key.stage)
+                self._cancel_task(request, task)
+            elif task.state is not TaskState.FINISHED:
+                self._unreserve(request, task)
         for edge in request.edges.values():
-            while edge.chunks:
-                self._drop_kept(request, edge)
+            self._drop_all_kept(request, edge)
         for payload in _present(request.options):
             self._drop(payload)
         self._forget_if_drained(request)
-        for stage in freed:
-            self._admit(stage)
 
-    def _cancel_task(self, task: Task) -> None:
+    def _cancel_task(self, request: Request, task: Task) -> None:
         """Tell a replica to end a task; a task is told once."""
         if task.is_cancelled:
             return
+        assert task.replica is not None
         task.is_cancelled = True
-        assert task.replica is not None  # noqa: S101 - a bound task has a replica
-        self._deadlines.set(DeadlineKind.CANCEL, task.key, self._now + self._limits.cancel_timeout_s)
+        request.story.add(self._now, f"{task.key.stage}: told to stop after {task.produced} chunks")
+        self._deadlines.set(
+            DeadlineKind.CANCEL, task.key, self._now + self._limits.cancel_timeout_s
+        )
         self._out.append(do.CancelTask(replica=task.replica, task=task.key))
-
-    def _unreserve(self, request: Request, task: Task) -> bool:
-        """Give a promised slot back; return whether there was one."""
-        self._unbound[task.key.stage].pop(request.id, None)
-        task.state = TaskState.FINISHED
-        if not task.has_reserved:
-            return False
-        task.has_reserved = False
-        self._pools[task.key.stage].reserved -= 1
-        return True
 
     def _forget_if_drained(self, request: Request) -> None:
         """Drop the record of an ended request when no replica works for it any more."""
-        if request.state is not RequestState.DRAINING:
+        if request.state is not _DRAINING:
             return
         if any(task.state is TaskState.BOUND for task in request.tasks.values()):
             return
-        request.state = RequestState.DONE
+        request.state = _DONE
         del self._requests[request.id]
         self._archive[request.id] = request.story
         while len(self._archive) > ARCHIVED_STORIES:
@@ -938,42 +988,37 @@ class Router:
     # ------------------------------------------------------------------ replicas
 
     def _on_replica_joined(self, event: on.ReplicaJoined) -> None:
-        place = self._live(event.replica)
-        if place is None:
+        place = self._supervision.live(event.replica)
+        if place is None or place.phase is not ReplicaPhase.STARTING:
+            self._late()
             return
-        self._require(
-            place.phase is ReplicaPhase.STARTING, f"{event.replica} joined while {place.phase.value}"
-        )
-        place.phase = ReplicaPhase.LOADING
-        self._watch_start(place)
-        self._announce(place)
+        self._supervision.joined(place, self._now)
 
     def _on_replica_progressed(self, event: on.ReplicaProgressed) -> None:
-        place = self._live(event.replica)
+        place = self._supervision.live(event.replica)
         if place is None:
+            self._late()
             return
-        self._require(
-            place.phase is ReplicaPhase.LOADING, f"{event.replica} loads while {place.phase.value}"
-        )
-        self._watch_start(place)
-        self._announce(place, detail=event.what, fraction=event.fraction)
+        if place.phase is not ReplicaPhase.LOADING:
+            raise self._impossible(f"{event.replica} loads while {place.phase.value}")
+        self._supervision.progressed(place, event.what, event.fraction, self._now)
 
     def _on_replica_ready(self, event: on.ReplicaReady) -> None:
-        place = self._live(event.replica)
+        place = self._supervision.live(event.replica)
         if place is None:
+            self._late()
             return
-        self._require(
-            place.phase is ReplicaPhase.LOADING and event.slots > 0,
-            f"{event.replica} is ready with {event.slots} slots while {place.phase.value}",
-        )
-        self._deadlines.clear(DeadlineKind.START, place.id)
-        self._pools[event.replica.stage].become_ready(place, event.slots)
-        self._announce(place, fraction=1.0)
-        self._admit(event.replica.stage)
+        if place.phase is not ReplicaPhase.LOADING or event.slots < 1:
+            raise self._impossible(
+                f"{event.replica} is ready with {event.slots} slots while {place.phase.value}"
+            )
+        self._supervision.ready(place, event.slots)
+        self._must_admit = True
 
     def _on_replica_start_failed(self, event: on.ReplicaStartFailed) -> None:
-        place = self._live(event.replica)
+        place = self._supervision.live(event.replica)
         if place is None:
+            self._late()
             return
         # A reason that the process could name will not go away by itself; a stage that has worked
         # before gets the back-off all the same.
@@ -981,86 +1026,44 @@ class Router:
         self._evict(place, event.reason, for_good=for_good)
 
     def _on_replica_died(self, event: on.ReplicaDied) -> None:
-        place = self._live(event.replica)
-        if place is not None:
-            self._evict(place, event.reason)
+        place = self._supervision.live(event.replica)
+        if place is None:
+            self._late()
+            return
+        self._evict(place, event.reason)
 
     def _on_drain_requested(self, event: on.DrainRequested) -> None:
-        place = self._live(event.replica)
+        place = self._supervision.live(event.replica)
         if place is None or place.phase is ReplicaPhase.DRAINING:
+            self._late()
             return
-        pool = self._pools[event.replica.stage]
-        pool.leave_ready(place, ReplicaPhase.DRAINING)
-        self._announce(place)
-        if not place.bound:
-            self._leave(place)
-            return
-        self._deadlines.clear(DeadlineKind.START, place.id)
-        self._deadlines.set(DeadlineKind.DRAIN, place.id, self._now + self._limits.drain_timeout_s)
-        self._out.append(do.DrainReplica(replica=place.id))
-
-    def _leave(self, place: Replica) -> None:
-        """A drained replica has nothing left to do."""
-        self._pools[place.id.stage].leave_ready(place, ReplicaPhase.STOPPED)
-        self._clear_place_deadlines(place)
-        self._out.append(do.StopReplica(replica=place.id))
-        self._announce(place)
-
-    def _live(self, replica: ReplicaId) -> Replica | None:
-        """Return the place that this very process fills; a former incarnation's message is late."""
-        pool = self._pools.get(replica.stage)
-        place = None if pool is None else pool.find(replica)
-        if place is None:
-            self._count("late")
-        return place
-
-    def _start(self, pool: Pool, place: Replica) -> None:
-        self._out.append(do.StartReplica(replica=pool.start(place)))
-        self._watch_start(place)
-        self._announce(place)
-
-    def _watch_start(self, place: Replica) -> None:
-        timeout_s = self._pools[place.id.stage].spec.start_timeout_s
-        self._deadlines.set(DeadlineKind.START, place.id, self._now + timeout_s)
+        self._supervision.drain(place, self._now)
 
     def _evict(self, place: Replica, reason: str, *, for_good: bool = False) -> None:
-        """A process is gone, or must go: repeat or fail what it held, and plan its successor."""
-        pool = self._pools[place.id.stage]
-        was_draining = place.phase is ReplicaPhase.DRAINING
-        pool.leave_ready(place, ReplicaPhase.DEAD)
-        place.reason = reason
-        self._clear_place_deadlines(place)
+        """A process is gone, or must go: plan its successor, and repeat or fail what it held."""
+        replica = place.id
         self._count("replica_deaths")
-        self._out.append(do.StopReplica(replica=place.id))
-        if was_draining or self._is_stopping:
-            place.phase = ReplicaPhase.STOPPED
-        else:
-            retry_at = died(place, self._limits, self._now, for_good=for_good)
-            self._deadlines.set(DeadlineKind.RESTART, place.id, retry_at)
-        self._announce(place, detail=reason)
-        stranded = [self._requests[key.request] for key in place.bound]
-        for request in stranded:
-            task = request.tasks[place.id.stage]
-            self._unbind_dead(pool, place, task)
-            if request.state is RequestState.RUNNING:
-                self._recover(request, task, place.id, reason)
-            self._forget_if_drained(request)
-        self._admit(place.id.stage)
+        self._supervision.bury(place, reason, self._now, for_good=for_good)
+        for request, task in self._strand(place):
+            if request.state is _DRAINING or task.is_abandoned:
+                self._complete(request, task)
+            else:
+                self._recover(request, task, replica, reason)
 
-    def _unbind_dead(self, pool: Pool, place: Replica, task: Task) -> None:
-        pool.unbind(place, task.key)
-        self._deadlines.clear(DeadlineKind.CANCEL, task.key)
-        task.state = TaskState.FINISHED
-        task.ended_at = self._now
-        self._drop_held(task)
+    def _strand(self, place: Replica) -> list[tuple[Request, Task]]:
+        """Unbind all that a process held which is no more."""
+        requests = [self._requests[key.request] for key in place.bound]
+        stranded = [(request, request.tasks[place.id.stage]) for request in requests]
+        for _, task in stranded:
+            self._unbind(task)
+        return stranded
 
     def _recover(self, request: Request, task: Task, replica: ReplicaId, reason: str) -> None:
         """Repeat a dead replica's task if nobody has heard of it yet; else end its request."""
         stage = task.key.stage
-        request.story.add(self._now, f"{stage}: {replica} died: {reason}")
-        if task.is_abandoned:
-            self._complete(request, task)
-            return
+        request.story.add(
+            self._now, f"{stage}: {replica} died after {task.produced} chunks: {reason}"
+        )
         task.deaths += 1
         if task.deaths >= self._limits.poison_deaths:
             self._fail(
@@ -1072,10 +1075,11 @@ class Router:
         elif task.may_retry:
             self._repeat(request, task)
         else:
+            why = "after it had sent output" if task.has_forwarded else "and this can't be repeated"
             self._fail(
                 request,
                 FailureKind.REPLICA_LOST,
-                f"replica {replica} died ({reason}) after it had sent output; try again",
+                f"replica {replica} died ({reason}) {why}; try again",
                 where=str(replica),
                 retry=1.0,
             )
@@ -1083,63 +1087,45 @@ class Router:
     def _repeat(self, request: Request, task: Task) -> None:
         """Dispatch a task again under the next attempt number, with its inputs from the beginning."""
         self._count("retried")
-        task.key = task.key._replace(attempt=task.key.attempt + 1)
-        for edge in task.edges_in:
-            edge.rewind()
         for edge in task.edges_out:
-            while edge.chunks:
-                self._drop_kept(request, edge)
-            edge.base = edge.produced = edge.consumed = 0
-            edge.bytes_produced = edge.bytes_consumed = 0
-            edge.sizes.clear()
-        task.produced = task.bytes_produced = task.units = 0
-        task.media_s = 0.0
-        task.first_chunk_at = task.ended_at = None
-        task.is_cancelled = False
+            self._drop_all_kept(request, edge)
+        task.restart()
         task.state = TaskState.READY
         task.ready_at = self._now
         task.has_reserved = True
         self._pools[task.key.stage].reserved += 1
         self._bind(request, task)
 
-    def _clear_place_deadlines(self, place: Replica) -> None:
-        for kind in (DeadlineKind.START, DeadlineKind.DRAIN, DeadlineKind.RESTART):
-            self._deadlines.clear(kind, place.id)
-
-    def _announce(self, place: Replica, detail: str = "", fraction: float = 0.0) -> None:
-        state = _state_of(place)
-        if detail or fraction:
-            state = msgspec.structs.replace(state, detail=detail, fraction=fraction)
-        self._out.append(do.Announce(state=state))
-
     # ------------------------------------------------------------------ deadlines
 
     def _on_deadline_passed(self) -> None:
-        for key in self._deadlines.due(self._now):
+        while (key := self._deadlines.pop_due(self._now)) is not None:
             self._expire(key)
 
     def _expire(self, key: DeadlineKey) -> None:
         kind, what = key
         match kind:
             case DeadlineKind.REQUEST:
-                self._check_waits(what)
+                assert isinstance(what, str)
+                self._check_waits(self._requests[RequestId(what)])
             case DeadlineKind.CANCEL:
-                self._expire_cancel(what)
+                assert isinstance(what, TaskKey)
+                place = self._place_of(self._requests[what.request].tasks[what.stage])
+                self._evict(
+                    place,
+                    f"did not end cancelled task {what} in {self._limits.cancel_timeout_s:g} s",
+                )
             case DeadlineKind.SHUTDOWN:
                 self._expire_shutdown()
             case DeadlineKind.START | DeadlineKind.RESTART | DeadlineKind.DRAIN:
-                self._expire_place(kind, what)
+                assert isinstance(what, ReplicaId)
+                self._expire_place(kind, self._supervision.place_of(what))
             case _:
                 assert_never(kind)
 
-    def _expire_cancel(self, what: object) -> None:
-        assert isinstance(what, TaskKey)  # noqa: S101 - kinds and keys go together
-        place = self._place_of(self._requests[what.request].tasks[what.stage])
-        self._evict(place, f"did not end cancelled task {what} in {self._limits.cancel_timeout_s:g} s")
-
     def _expire_shutdown(self) -> None:
         for request in list(self._requests.values()):
-            if request.state is not RequestState.DRAINING:
+            if request.state is not _DRAINING:
                 self._fail(
                     request,
                     FailureKind.ENGINE_DEAD,
@@ -1148,108 +1134,41 @@ class Router:
                 )
         self._exit()
 
-    def _expire_place(self, kind: DeadlineKind, what: object) -> None:
-        assert isinstance(what, ReplicaId)  # noqa: S101 - kinds and keys go together
-        pool = self._pools[what.stage]
-        place = pool.replicas[what.slot]
+    def _expire_place(self, kind: DeadlineKind, place: Replica) -> None:
         if kind is DeadlineKind.RESTART:
-            self._start(pool, place)
+            self._supervision.start(place, self._now)
         elif kind is DeadlineKind.START:
-            self._evict(place, f"showed no progress for {pool.spec.start_timeout_s:g} s while starting")
+            timeout_s = self._pools[place.id.stage].spec.start_timeout_s
+            self._evict(place, f"showed no progress for {timeout_s:g} s while starting")
         else:
             self._evict(place, f"did not drain within {self._limits.drain_timeout_s:g} s")
 
-    def _check_waits(self, what: object) -> None:
+    def _check_waits(self, request: Request) -> None:
         """End a request whose wait is over, or look again when the next of its waits may be."""
-        assert isinstance(what, str)  # noqa: S101 - kinds and keys go together
-        request = self._requests[RequestId(what)]
         if self._now >= request.expires_at:
             self._fail(
                 request,
                 FailureKind.DEADLINE_EXCEEDED,
-                f"not finished in {request.expires_at - request.submitted_at:g} s; it was "
-                f"{'waiting in the queue' if request.state is RequestState.QUEUED else 'running'}",
+                f"not finished in {request.expires_at - request.submitted_at:g} s",
                 where=self._holder(request),
             )
             return
         next_at = min(request.expires_at, self._now + request.check_s)
-        waits = self._queue_waits(request) if request.state is RequestState.QUEUED else self._waits(request)
-        for since, timeout_s, kind, detail, where in waits:
-            if self._now >= since + timeout_s:
-                retry = 1.0 if kind is FailureKind.NO_REPLICA else None
-                self._fail(request, kind, detail, where=where, retry=retry)
+        for wait in waits_of(request, self._pools, self._limits):
+            if self._now >= wait.until:
+                retry = 1.0 if wait.kind is FailureKind.NO_REPLICA else None
+                self._fail(request, wait.kind, wait.detail, where=wait.where, retry=retry)
                 return
-            next_at = min(next_at, since + timeout_s)
+            next_at = min(next_at, wait.until)
         self._deadlines.set(DeadlineKind.REQUEST, request.id, next_at)
 
-    def _queue_waits(self, request: Request) -> list[_Wait]:
-        """Return what a queued request waits for."""
-        missing = [stage for stage in request.plan.stages if not self._pools[stage].capacity]
-        waits = [self._no_slot("queue", request.submitted_at)]
-        if missing:
-            waits.append(self._no_replica(missing[0], request.submitted_at))
-        return waits
-
-    def _waits(self, request: Request) -> list[_Wait]:
-        """Return what a running request waits for; waits on other parts of the request are theirs."""
-        waits: list[_Wait] = []
-        for task in request.tasks.values():
-            stage = task.key.stage
-            if task.state is TaskState.READY and request.id in self._unbound[stage]:
-                waits.append(self._no_replica(stage, task.ready_at))
-            elif task.state is TaskState.READY:
-                waits.append(self._no_slot(stage, task.ready_at))
-            elif task.state is TaskState.BOUND and task.could_go_on:
-                timeout_s = self._pools[stage].spec.chunk_timeout_s
-                waits.append(
-                    (
-                        task.progress_at,
-                        timeout_s,
-                        FailureKind.DEADLINE_EXCEEDED,
-                        f"stage {stage} made no progress for {timeout_s:g} s",
-                        str(task.replica),
-                    )
-                )
-            elif task.state is TaskState.BOUND and any(_is_full(output) for output in task.outputs):
-                timeout_s = self._limits.slow_client_timeout_s
-                waits.append(
-                    (
-                        task.progress_at,
-                        timeout_s,
-                        FailureKind.DEADLINE_EXCEEDED,
-                        f"the client took nothing for {timeout_s:g} s while output was waiting",
-                        "client",
-                    )
-                )
-        return waits
-
-    def _no_slot(self, where: str, since: float) -> _Wait:
-        timeout_s = self._limits.queue_timeout_s
-        return (
-            since,
-            timeout_s,
-            FailureKind.DEADLINE_EXCEEDED,
-            f"no free slot in {timeout_s:g} s; the server is busy",
-            where,
-        )
-
-    def _no_replica(self, stage: StageId, since: float) -> _Wait:
-        timeout_s = self._limits.stage_unavailable_timeout_s
-        reasons = [place.reason for place in self._pools[stage].replicas if place.reason]
-        last = f"; the last one died: {reasons[-1]}" if reasons else ""
-        return (
-            since,
-            timeout_s,
-            FailureKind.NO_REPLICA,
-            f"stage {stage} had no usable replica for {timeout_s:g} s{last}",
-            stage,
-        )
-
     def _holder(self, request: Request) -> str:
-        """Return the stage that holds a request up: the first that has not finished."""
-        if request.state is RequestState.QUEUED:
+        """Return what holds a request up: the queue, or the first stage that has not finished."""
+        if request.state is _QUEUED:
             return "queue"
-        return next((s for s, t in request.tasks.items() if t.state is not TaskState.FINISHED), "")
+        return next(
+            stage for stage, task in request.tasks.items() if task.state is not TaskState.FINISHED
+        )
 
     # ------------------------------------------------------------------ what is always true
 
@@ -1265,14 +1184,18 @@ class Router:
         for pool in self._pools.values():
             self._check_pool(pool)
         self._check_holds()
-        belong = {request_id for channel in self._channels.values() for request_id in channel.requests}
+        belong = {
+            request_id for channel in self._channels.values() for request_id in channel.requests
+        }
         assert belong == {request.id for request in live}, "channel requests"
 
     def _check_request(self, request: Request) -> None:
         is_queued = request.id in self._queued[request.plan.pipeline]
         assert is_queued == (request.state is RequestState.QUEUED), f"{request.id}: queue"
         is_live = request.state is not RequestState.DRAINING
-        assert self._deadlines.has(DeadlineKind.REQUEST, request.id) == is_live, f"{request.id}: deadline"
+        assert self._deadlines.has(DeadlineKind.REQUEST, request.id) == is_live, (
+            f"{request.id}: deadline"
+        )
         waits_in_line = any(
             t.state is TaskState.READY and not t.has_reserved for t in request.tasks.values()
         )
@@ -1289,7 +1212,9 @@ class Router:
             assert (request.id in self._unbound[stage]) == is_unbound, f"{task.key}: unbound"
             assert is_bound or not task.held, f"{task.key}: holds payloads unbound"
         for edge in request.edges.values():
-            assert edge.base <= edge.fed <= edge.produced or edge.is_closed, f"{edge.spec.id}: cursors"
+            assert edge.base <= edge.fed <= edge.produced or edge.is_closed, (
+                f"{edge.spec.id}: cursors"
+            )
             assert edge.consumed <= edge.fed or edge.is_closed, f"{edge.spec.id}: consumed"
             assert is_live or not edge.chunks, f"{edge.spec.id}: keeps chunks of an ended request"
         kept = sum(c.size_bytes for edge in request.edges.values() for c in edge.chunks)
@@ -1298,13 +1223,21 @@ class Router:
     def _check_pool(self, pool: Pool) -> None:
         ready = [place for place in pool.replicas if place.phase is ReplicaPhase.READY]
         assert pool.capacity == sum(place.slots for place in ready), f"{pool.spec.id}: capacity"
-        assert pool.free == sum(place.slots - len(place.bound) for place in ready), f"{pool.spec.id}: free"
+        assert pool.free == sum(place.slots - len(place.bound) for place in ready), (
+            f"{pool.spec.id}: free"
+        )
         tasks = [r.tasks[pool.spec.id] for r in self._requests.values() if pool.spec.id in r.tasks]
-        assert pool.reserved == sum(task.has_reserved for task in tasks), f"{pool.spec.id}: reserved"
+        assert pool.reserved == sum(task.has_reserved for task in tasks), (
+            f"{pool.spec.id}: reserved"
+        )
         bound = {task.key for task in tasks if task.state is TaskState.BOUND}
-        assert bound == {key for place in pool.replicas for key in place.bound}, f"{pool.spec.id}: bound"
+        assert bound == {key for place in pool.replicas for key in place.bound}, (
+            f"{pool.spec.id}: bound"
+        )
         for place in pool.replicas:
-            assert place.phase in LIVE or not place.bound, f"{place.id}: holds tasks without a process"
+            assert place.phase in LIVE or not place.bound, (
+                f"{place.id}: holds tasks without a process"
+            )
             waits = place.phase in (ReplicaPhase.DEAD, ReplicaPhase.PARKED)
             has_deadline = self._deadlines.has(DeadlineKind.RESTART, place.id)
             assert has_deadline == waits, f"{place.id}: restart deadline"
@@ -1318,53 +1251,63 @@ class Router:
             for edge in request.edges.values():
                 holders += edge.chunks
             for task in request.tasks.values():
-                holders += task.held
+                holders += [ref for ref, count in task.held.items() for _ in range(count)]
         for channel in self._channels.values():
-            holders += [payload for payload, count in channel.held.items() for _ in range(count)]
+            holders += [ref for ref, count in channel.held.items() for _ in range(count)]
         for payload in holders:
             expected[payload] = expected.get(payload, 0) + 1
         assert expected == self._holds.counts(), "holds"
 
     # ------------------------------------------------------------------ small things
 
-    def _task(self, key: TaskKey) -> tuple[Request, Task] | None:
-        """Return a task of a running request by its present attempt; `None` means late."""
-        request = self._requests.get(key.request)
-        if request is None or request.state is RequestState.DRAINING:
-            return None
-        task = request.tasks.get(key.stage)
-        if task is None or task.key != key or task.is_abandoned:
+    def _concerned(
+        self, event: on.RequestEvent | on.TaskEvent, request_id: RequestId
+    ) -> Request | None:
+        """Return the request that an event moves; `None` if the event is late.
+
+        Raises:
+            InvalidTransition: `LEGAL` has no such event in the request's state.
+        """
+        request = self._requests.get(request_id)
+        outcomes = LEGAL[type(event)].get(_DONE if request is None else request.state)
+        if outcomes is None:
+            raise self._impossible(f"{type(event).__name__} of a queued request", request)
+        return request if outcomes else None
+
+    def _task(self, event: on.TaskEvent) -> tuple[Request, Task] | None:
+        """Return the task that an event moves and its request; `None` if the event is late."""
+        request = self._concerned(event, event.task.request)
+        task = None if request is None else request.tasks.get(event.task.stage)
+        if request is None or task is None or task.key != event.task:
             return None
         return request, task
 
-    def _ended(self, key: TaskKey) -> tuple[Request, Task] | None:
+    def _ended(self, event: on.EndEvent) -> tuple[Request, Task] | None:
         """Return the bound task that has ended at its replica; a late one is counted."""
-        request = self._requests.get(key.request)
-        task = None if request is None else request.tasks.get(key.stage)
-        if request is None or task is None or task.key != key:
-            self._count("late")
-            return None
-        self._require(task.state is TaskState.BOUND, f"{key} ended while {task.state.value}", request)
-        return request, task
+        found = self._task(event)
+        if found is None:
+            self._late()
+        elif found[1].state is not TaskState.BOUND:
+            raise self._impossible(f"{event.task} ended while {found[1].state.value}", found[0])
+        return found
 
     def _late(self, *payloads: PayloadRef) -> None:
         self._count("late")
-        self._out += [do.Release(payload=payload) for payload in payloads if payload not in self._holds]
+        self._discard(payloads)
+
+    def _discard(self, payloads: Iterable[PayloadRef]) -> None:
+        """Release those of some payloads that nobody holds."""
+        for payload in dict.fromkeys(payloads):
+            if payload not in self._holds:
+                self._out.append(do.Release(payload=payload))
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1
 
-    def _require(self, is_legal: bool, what: str, request: Request | None = None) -> None:  # noqa: FBT001
-        """Raise before anything has changed."""
-        if not is_legal:
-            story = "" if request is None else f"\n{request.story}"
-            raise InvalidTransition(f"this is a bug in Stretto: {what}{story}")
-
-
-_Wait = tuple[float, float, FailureKind, str, str]
-"""Since when, how long at most, and how the request fails then: kind, text, where."""
-
-_NO_FAILURE = Failure(kind=FailureKind.INTERNAL_ERROR, detail="")
+    def _impossible(self, what: str, request: Request | None = None) -> InvalidTransition:
+        """Return the refusal of an event; to be raised before anything has changed."""
+        story = "" if request is None else f"\n{request.story}"
+        return InvalidTransition(f"this is a bug in Stretto: {what}{story}")
 
 
 def _failure(
@@ -1383,14 +1326,3 @@ def _failure(
 
 def _present(payload: PayloadRef | None) -> tuple[PayloadRef, ...]:
     return () if payload is None else (payload,)
-
-
-def _is_full(output: OutputFlow) -> bool:
-    return output.produced >= output.chunk_limit or output.bytes_produced >= output.byte_limit
-
-
-def _state_of(place: Replica) -> do.ReplicaState:
-    is_dead = place.phase in (ReplicaPhase.DEAD, ReplicaPhase.PARKED)
-    return do.ReplicaState(
-        replica=place.id, state=place.phase.value, detail=place.reason if is_dead else ""
-    )

@@ -1,16 +1,20 @@
 """Stage pools: which replicas exist, what they hold, and when a dead one is tried again.
 
-A *slot index* names a place for a process in a stage's pool; a *slot* of a replica is room for one
-task. This machine holds no requests; it counts.
+A *place* is where a process of a stage's pool stands; a *slot* of a replica is room for one task.
+This machine holds no requests; it counts.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from stretto.core.graph import Limits, StageSpec
+from stretto.core.commands import ReplicaState
 from stretto.types import IncarnationNumber, ReplicaId, StageId, TaskKey
+
+if TYPE_CHECKING:
+    from stretto.core.graph import Limits, StageSpec
 
 
 class ReplicaPhase(Enum):
@@ -38,21 +42,73 @@ class Replica:
         phase: See `ReplicaPhase`.
         slots: How many tasks the process holds at a time, from its `Ready`.
         bound: The tasks it holds, until their end or its death.
-        deaths: Times of deaths without a finished task in between, for the breaker.
+        has_worked: The present process has finished a task.
+        deaths: Times of deaths of processes that finished no task, for the breaker.
         deaths_in_row: Deaths since the last finished task, for the back-off.
         reason: Why the last process died.
+        detail: What it is doing or why it is not there, for people.
+        fraction: How far loading is.
     """
 
-    __slots__ = ("bound", "deaths", "deaths_in_row", "id", "phase", "reason", "slots")
+    __slots__ = (
+        "bound",
+        "deaths",
+        "deaths_in_row",
+        "detail",
+        "fraction",
+        "has_worked",
+        "id",
+        "phase",
+        "reason",
+        "slots",
+    )
 
     def __init__(self, stage: StageId, index: int) -> None:
         self.id = ReplicaId(stage, index, IncarnationNumber(0))
         self.phase = ReplicaPhase.STOPPED
         self.slots = 0
         self.bound: dict[TaskKey, None] = {}
+        self.has_worked = False
         self.deaths: deque[float] = deque()
         self.deaths_in_row = 0
         self.reason = ""
+        self.detail = ""
+        self.fraction = 0.0
+
+    def state(self) -> ReplicaState:
+        """Return what people and health checks may know."""
+        return ReplicaState(
+            replica=self.id, state=self.phase.value, detail=self.detail, fraction=self.fraction
+        )
+
+    def did_work(self) -> None:
+        """Record a finished task: the place is sound."""
+        self.has_worked = True
+        self.deaths.clear()
+        self.deaths_in_row = 0
+
+    def died(self, reason: str, limits: Limits, now: float, *, for_good: bool) -> float:
+        """Become `DEAD` or `PARKED`; return when to try again (contract row F7).
+
+        Args:
+            reason: Why the process died.
+            limits: The back-off and the breaker.
+            now: Monotonic seconds.
+            for_good: The process said itself that it can't serve: park the place at once.
+        """
+        self.reason = reason
+        self.deaths_in_row += 1
+        if not self.has_worked:
+            self.deaths.append(now)
+        while self.deaths and self.deaths[0] <= now - limits.breaker_window_s:
+            self.deaths.popleft()
+        if for_good or len(self.deaths) >= limits.breaker_deaths:
+            self.phase = ReplicaPhase.PARKED
+            self.deaths.clear()
+            return now + limits.breaker_rearm_s
+        self.phase = ReplicaPhase.DEAD
+        backoff_s = limits.respawn_min_s * 2 ** min(self.deaths_in_row - 1, 32)
+        return now + min(backoff_s, limits.respawn_max_s)
 
 
 class Pool:
@@ -65,6 +121,7 @@ class Pool:
         free: Those of them that hold no task.
         reserved: Slots promised to running requests that are not bound here yet.
         was_ready: Some replica has been ready in this life of the engine.
+        empty_since: When the last ready replica was lost, if there is none; monotonic seconds.
     """
 
     def __init__(self, spec: StageSpec) -> None:
@@ -74,6 +131,7 @@ class Pool:
         self.free = 0
         self.reserved = 0
         self.was_ready = False
+        self.empty_since = 0.0
         self._turn = 0
 
     def find(self, replica: ReplicaId) -> Replica | None:
@@ -83,9 +141,10 @@ class Pool:
         place = self.replicas[replica.slot]
         return place if place.id == replica and place.phase in LIVE else None
 
-    def has_room(self) -> bool:
-        """Say whether one more request may reserve a slot."""
-        return self.reserved < self.free
+    @property
+    def room(self) -> int:
+        """Return how many more slots may be promised; negative if a death broke promises."""
+        return self.free - self.reserved
 
     def pick(self) -> Replica | None:
         """Return the ready replica with a free slot and the least work; ties rotate."""
@@ -107,6 +166,7 @@ class Pool:
         )
         place.phase = ReplicaPhase.STARTING
         place.slots = 0
+        place.has_worked = False
         return place.id
 
     def become_ready(self, place: Replica, slots: int) -> None:
@@ -117,11 +177,13 @@ class Pool:
         self.free += slots
         self.was_ready = True
 
-    def leave_ready(self, place: Replica, phase: ReplicaPhase) -> None:
+    def leave_ready(self, place: Replica, phase: ReplicaPhase, now: float) -> None:
         """Move a place to a phase without new work; count its slots out if they were in."""
         if place.phase is ReplicaPhase.READY:
             self.capacity -= place.slots
             self.free -= place.slots - len(place.bound)
+            if not self.capacity:
+                self.empty_since = now
         place.phase = phase
 
     def bind(self, place: Replica, task: TaskKey) -> None:
@@ -135,34 +197,3 @@ class Pool:
         del place.bound[task]
         if place.phase is ReplicaPhase.READY:
             self.free += 1
-
-
-def died(place: Replica, limits: Limits, now: float, *, for_good: bool) -> float:
-    """Record a death and return when the place may be tried again; its phase is `DEAD` or `PARKED`.
-
-    Deaths without a finished task in between count towards the breaker (contract row F7).
-
-    Args:
-        place: Whose process died.
-        limits: The back-off and the breaker.
-        now: Monotonic seconds.
-        for_good: The process said itself that it can't serve; park it at once.
-    """
-    while place.deaths and place.deaths[0] <= now - limits.breaker_window_s:
-        place.deaths.popleft()
-    place.deaths.append(now)
-    place.deaths_in_row += 1
-    if for_good or len(place.deaths) >= limits.breaker_deaths:
-        place.phase = ReplicaPhase.PARKED
-        place.deaths.clear()
-        return now + limits.breaker_rearm_s
-    place.phase = ReplicaPhase.DEAD
-    backoff_s = limits.respawn_min_s * 2 ** min(place.deaths_in_row - 1, 32)
-    return now + min(backoff_s, limits.respawn_max_s)
-
-
-def did_work(place: Replica) -> None:
-    """Record a finished task: the place is sound."""
-    if place.deaths_in_row:
-        place.deaths.clear()
-        place.deaths_in_row = 0

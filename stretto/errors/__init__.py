@@ -82,7 +82,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if isinstance(error, StrettoError):
             return error.failure(where)
         text = str(error) or "no message"
-        return cls(kind=FailureKind.STAGE_ERROR, detail=f"{type(error).__name__}: {text}", where=where)
+        return cls(
+            kind=FailureKind.STAGE_ERROR, detail=f"{type(error).__name__}: {text}", where=where
+        )
 
 
 class StrettoError(Exception):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stretto.core.commands import AnyCommand
 from stretto.core.eventlog import header_line, record_line
-from stretto.core.events import AnyEvent
-from stretto.core.graph import Deployment
+
+if TYPE_CHECKING:
+    from stretto.core.commands import AnyCommand
+    from stretto.core.events import AnyEvent
+    from stretto.core.graph import Deployment
 
 
 class EventLogWriter:
@@ -22,7 +25,7 @@ class EventLogWriter:
     """
 
     def __init__(self, path: str, deployment: Deployment) -> None:
-        self._file = Path(path).open("wb")  # noqa: SIM115 - lives as long as the router
+        self._file = Path(path).open("wb")  # noqa: SIM115 - it lives as long as the router
         self._file.write(header_line(deployment))
 
     def observe(

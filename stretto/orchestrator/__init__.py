@@ -1,4 +1,4 @@
-"""The asynchronous shell around the router: it turns sockets and processes into events, and commands into writes.
+"""The asynchronous shell around the router: sockets become events, commands become writes.
 
 It decides nothing. One serial dispatcher (`dispatcher`) calls the router; `links` and `channels` are
 where events come from; `executor` is where commands go; `shell` puts them together.

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from stretto.core import events as on
-from stretto.errors import Failure
 from stretto.messages import PROTOCOL_VERSION, channel
-from stretto.messages.link import StageFacts
-from stretto.orchestrator.dispatcher import Dispatcher, Inbox
 from stretto.orchestrator.links import HELLO_TIMEOUT_S
-from stretto.orchestrator.payloads import PayloadTable
 from stretto.transport.connection import Connection
 from stretto.types import INLINE, ChannelId, Clock, PayloadRef, RequestId, RunId, StageId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.errors import Failure
+    from stretto.messages.link import StageFacts
+    from stretto.orchestrator.dispatcher import Dispatcher, Inbox
+    from stretto.orchestrator.payloads import PayloadTable
 
 log = logging.getLogger("stretto.orchestrator")
 
@@ -158,7 +161,9 @@ class Channels:
                     return
                 continue
             size = sum(ref.size_bytes for ref in channel.inline_payloads(message))
-            self._dispatcher.post(self._event(peer, message, body[offset : offset + size], now), peer.inbox)
+            self._dispatcher.post(
+                self._event(peer, message, body[offset : offset + size], now), peer.inbox
+            )
             offset += size
 
     def _on_closed(self, connection: Connection[channel.Up], reason: str) -> None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stretto.core.commands import AnyCommand
 from stretto.core.events import AnyEvent, DeadlinePassed, RequestBroken
-from stretto.core.router import Router
 from stretto.errors import InvalidTransition
 from stretto.types import Clock, RequestId, TaskKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.core.commands import AnyCommand
+    from stretto.core.router import Router
 
 EVENTS_PER_TURN = 64
 """How many events one inbox may have handled per turn."""
@@ -65,7 +68,7 @@ class Dispatcher:
         observers: See `(event, commands)` pairs.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a different collaborator
+    def __init__(
         self,
         router: Router,
         execute: Callable[[AnyCommand], None],

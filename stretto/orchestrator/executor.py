@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from stretto.config.process_specs import OrchestratorSpec
 from stretto.core import commands as do
 from stretto.messages import channel, link
 from stretto.orchestrator.channels import Channels, number_of
-from stretto.orchestrator.links import Links
-from stretto.orchestrator.payloads import PayloadTable
 from stretto.types import Launcher, LaunchSpec, ReplicaId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.config.process_specs import OrchestratorSpec
+    from stretto.orchestrator.links import Links
+    from stretto.orchestrator.payloads import PayloadTable
 
 
 class Executor:
@@ -30,7 +33,7 @@ class Executor:
         on_exit: Called when everything has been stopped.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a different collaborator
+    def __init__(
         self,
         spec: OrchestratorSpec,
         links: Links,
@@ -75,9 +78,7 @@ class Executor:
                 message = channel.Failed(number_of(command.request), command.failure)
                 self._channels.send(command.channel, message)
             case do.Cancelled():
-                self._channels.send(
-                    command.channel, channel.Cancelled(number_of(command.request))
-                )
+                self._channels.send(command.channel, channel.Cancelled(number_of(command.request)))
             case do.Reject():
                 message = channel.Rejected(number_of(command.request), command.failure)
                 self._channels.send(command.channel, message)

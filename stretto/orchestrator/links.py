@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from stretto.core import events as on
 from stretto.messages import PROTOCOL_VERSION, link
-from stretto.orchestrator.dispatcher import Dispatcher, Inbox
 from stretto.orchestrator.payloads import PayloadTable, owner_of
 from stretto.transport.connection import Connection
 from stretto.types import INLINE, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.orchestrator.dispatcher import Dispatcher, Inbox
 
 log = logging.getLogger("stretto.orchestrator")
 
@@ -280,7 +283,9 @@ class Links:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(self, source: Link, message: link.Up, body: memoryview, now: float) -> on.AnyEvent:
+    def _event(  # noqa: PLR0911 - one arm per message
+        self, source: Link, message: link.Up, body: memoryview, now: float
+    ) -> on.AnyEvent:
         """Check a message against what this replica may say, and make an event of it.
 
         Raises:
@@ -328,7 +333,9 @@ class Links:
         expected = _check_open(source, message.task)
         if message.kind == "data":
             if message.seq != expected:
-                raise ProtocolViolated(f"{message.task} sent chunk {message.seq} instead of {expected}")
+                raise ProtocolViolated(
+                    f"{message.task} sent chunk {message.seq} instead of {expected}"
+                )
             source.next_seq[message.task] = expected + 1
         payload = message.payload
         if payload.place == INLINE:

@@ -1,4 +1,4 @@
-"""The orchestrator: sockets, dispatcher, router and executor put together, from the first event to the end."""
+"""The orchestrator: sockets, dispatcher, router and executor, from the first event to the last."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stretto.config.process_specs import OrchestratorSpec
 from stretto.core import events as on
-from stretto.core.commands import AnyCommand
 from stretto.core.router import Router, Statistics
 from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel
@@ -22,7 +21,11 @@ from stretto.orchestrator.executor import Executor
 from stretto.orchestrator.links import Links
 from stretto.orchestrator.payloads import PayloadTable
 from stretto.transport.connection import serve_unix
-from stretto.types import ChannelId, Launcher
+
+if TYPE_CHECKING:
+    from stretto.config.process_specs import OrchestratorSpec
+    from stretto.core.commands import AnyCommand
+    from stretto.types import ChannelId, Launcher
 
 log = logging.getLogger("stretto.orchestrator")
 
@@ -84,7 +87,9 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.shut_down)
         replicas = await serve_unix(self._replica_path, self._links.accept)
-        channels = await serve_unix(socket.socket(fileno=self._spec.channel_fd), self._channels.accept)
+        channels = await serve_unix(
+            socket.socket(fileno=self._spec.channel_fd), self._channels.accept
+        )
         log.debug("epoch %d listens at %s", self._spec.epoch, self._replica_path)
         try:
             self._dispatcher.post(on.EngineStarted(now=time.monotonic()))
@@ -132,7 +137,9 @@ class Orchestrator:
         log.critical("the orchestrator has crashed", exc_info=error)
         text = str(error) or type(error).__name__
         failure = Failure(
-            kind=FailureKind.ENGINE_DEAD, detail=f"the orchestrator has crashed: {text}", retry_after_s=1.0
+            kind=FailureKind.ENGINE_DEAD,
+            detail=f"the orchestrator has crashed: {text}",
+            retry_after_s=1.0,
         )
         self._channels.close(fatal=failure)
         self._end(failure)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from stretto.core import events as on
 from stretto.core.eventlog import replay
 from stretto.core.graph import Limits
-from stretto.engine.channel import Channel
 from stretto.errors import EngineDead, InternalError, ReplicaLost
 from stretto.messages import link
-from stretto.types import SHARED_MEMORY, PayloadRef, ReplicaId, TaskKey
+from stretto.transport.codec import encode
+from stretto.types import SHARED_MEMORY, ChannelId, PayloadRef, ReplicaId, TaskKey
 from tests.orchestrator.world import A, B, World, running, two_stages
 from tests.support.fake_replica import FakeLauncher, FakeReplica
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-async def _collect(channel: Channel, world: World) -> list[bytes]:
-    chunks = [chunk async for chunk in channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})]
-    return [bytes(str(chunk.values), "utf-8") for chunk in chunks]
+    from stretto.engine.channel import Channel
 
 
 async def _open_task(world: World, stage: str, incarnation: int = 1) -> tuple[FakeReplica, TaskKey]:
@@ -30,7 +32,6 @@ async def _open_task(world: World, stage: str, incarnation: int = 1) -> tuple[Fa
 
 async def test_a_chunk_travels_through_both_stages_to_the_client(tmp_path: Path) -> None:
     """The bytes that stage a produced reach stage b, and those of b reach the client, in order."""
-    from stretto.transport.codec import encode
 
     def payload(value: int) -> bytes:
         return b"".join(bytes(buffer) for buffer in encode({"n": value}).buffers)
@@ -144,30 +145,28 @@ async def test_a_stranger_with_the_wrong_nonce_is_refused(tmp_path: Path) -> Non
 async def test_a_flood_on_one_link_does_not_starve_another(tmp_path: Path) -> None:
     """One turn takes at most 64 events of a link, so the other link's single chunk is not last."""
     order: list[str] = []
+    all_seen = asyncio.Event()
     async with running(tmp_path) as world:
         dispatcher = world.orchestrator.dispatcher
-        from stretto.core import events as on
-
         flood, quiet = dispatcher.inbox(), dispatcher.inbox()
 
         class Recorder:
             def observe(self, event: object, commands: object, error: str | None = None) -> None:
                 if isinstance(event, on.PayloadDone):
                     order.append(str(event.holder))
+                if len(order) == 1001:
+                    all_seen.set()
 
             def flush(self) -> None:
                 pass
 
         dispatcher.add_observer(Recorder())
         ref = PayloadRef(SHARED_MEMORY, "x", 1)
-        from stretto.types import ChannelId
-
         for _ in range(1000):
             dispatcher.post(on.PayloadDone(now=0, holder=ChannelId("flood"), payload=ref), flood)
         dispatcher.post(on.PayloadDone(now=0, holder=ChannelId("quiet"), payload=ref), quiet)
         async with asyncio.timeout(5):
-            while len(order) < 1001:
-                await asyncio.sleep(0)
+            await all_seen.wait()
         assert order.index("quiet") == 64
 
 
@@ -185,14 +184,14 @@ async def test_shutdown_says_closing_to_every_channel(tmp_path: Path) -> None:
         assert set(world.launcher.stopped) == {ReplicaId(A, 0, a.replica.incarnation), (B, 0, 1)}
 
 
-async def test_a_crash_of_the_router_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_of_the_router_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An unknown error out of the router ends the engine: one fatal message, then closed (row Q4)."""
     async with running(tmp_path) as world:
         stream = world.channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})
         a, task = await _open_task(world, "a")
-        monkeypatch.setattr(
-            world.orchestrator.dispatcher.router, "handle", _raise_runtime_error
-        )
+        monkeypatch.setattr(world.orchestrator.dispatcher.router, "handle", _raise_runtime_error)
         a.produce(task, 0)
         with pytest.raises(EngineDead, match="crashed: no idea"):
             _ = [chunk async for chunk in stream]
@@ -219,8 +218,6 @@ async def test_an_invalid_transition_breaks_one_request_only(tmp_path: Path) -> 
 async def test_the_event_log_replays(tmp_path: Path) -> None:
     """The log of a life gives the same commands again, and holds no text of the user's."""
     log = tmp_path / "events.jsonl"
-    import msgspec
-
     settings = two_stages()
     settings = msgspec.structs.replace(
         settings, orchestrator=msgspec.structs.replace(settings.orchestrator, event_log=str(log))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stretto.config.process_specs import OrchestratorSpec
 from stretto.config.settings import OrchestratorSettings, ServerSettings, Settings, StageSettings
@@ -16,6 +15,10 @@ from stretto.orchestrator.shell import Orchestrator
 from stretto.transport.listening import listen_unix
 from stretto.types import InputName, OutputName, PipelineName, RunId, StageId
 from tests.support.fake_replica import FakeLauncher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
 
 A, B = StageId("a"), StageId("b")
 
@@ -65,7 +68,7 @@ async def running(
     settings: Settings | None = None,
     launcher: FakeLauncher | None = None,
     shared_memory_dir: str | None = None,
-) -> AsyncIterator[World]:
+) -> AsyncGenerator[World]:
     """Run an orchestrator until the block ends, then shut it down."""
     run = RunId("test")
     path = str(folder / "channel.sock")

@@ -6,13 +6,11 @@ It speaks the messages of `stretto.messages.channel` and decides nothing; the te
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stretto.core.commands import ReplicaState, StageTiming, Timings
-from stretto.errors import Failure
 from stretto.messages import PROTOCOL_VERSION
 from stretto.messages import channel as wire
 from stretto.messages.link import StageFacts
@@ -32,6 +30,9 @@ from stretto.types import (
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Mapping
+
+    from stretto.errors import Failure
 
 MessageT = TypeVar("MessageT")
 
@@ -50,13 +51,15 @@ WAIT_S = 5.0
 """Longest wait of a test for something that must happen."""
 
 
-def replica(stage: StageId, state: str = "ready", *, slot: int = 0, incarnation: int = 1, **more: object) -> ReplicaState:
+def replica(
+    stage: StageId, state: str = "ready", *, slot: int = 0, incarnation: int = 1, **more: object
+) -> ReplicaState:
     """Return a replica's state."""
     identity = ReplicaId(stage, slot, IncarnationNumber(incarnation))
     return msgspec.convert({"replica": identity, "state": state, **more}, ReplicaState)
 
 
-def facts(**media: int | float | str) -> StageFacts:
+def facts(**media: float | str) -> StageFacts:
     """Return what a vocoder declares."""
     return StageFacts(
         kind="generation",
@@ -103,9 +106,12 @@ class FakePeer:
             "targets": {TALKER: 1, VOCODER: 1},
         } | changes
         self.send(wire.Welcome(**fields))  # pyright: ignore[reportArgumentType] - fields by name
-        self.send(wire.StageNotice(VOCODER, facts()))
+        if replica(VOCODER) in fields["replicas"]:  # pyright: ignore[reportOperatorIssue]
+            self.send(wire.StageNotice(VOCODER, facts()))
 
-    def output(self, number: int, seq: int, values: Mapping[str, object] | None = None, **changes: object) -> None:
+    def output(
+        self, number: int, seq: int, values: Mapping[str, object] | None = None, **changes: object
+    ) -> None:
         """Send a chunk of the audio output; without values it is the bare end."""
         payload: PayloadRef | None = None
         data: bytes | None = None
@@ -216,5 +222,5 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         TimeoutError: It does not within `WAIT_S`.
     """
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it may depend on anything; bounded
             await asyncio.sleep(0)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.transport.connection import Connection, connect_unix
 from stretto.types import INLINE, LaunchSpec, PayloadRef, ReplicaId, StageId, TaskKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MessageT = TypeVar("MessageT")
 
@@ -115,7 +117,7 @@ class FakeReplica:
 
 
 class FakeLauncher:
-    """Implements `stretto.types.Launcher`; each started replica connects and, unless told not to, is ready."""
+    """A `stretto.types.Launcher` whose replicas connect and, unless told not to, are ready at once."""
 
     def __init__(self, *, slots: int = 4, autoready: bool = True) -> None:
         self.slots = slots

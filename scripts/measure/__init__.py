@@ -1,0 +1,1 @@
+"""Measurements that the documentation quotes: `.venv/bin/python -m scripts.measure.NAME`."""

@@ -1,0 +1,1 @@
+"""Measuring a running server; nothing of the server may import it."""

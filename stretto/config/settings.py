@@ -1,0 +1,109 @@
+"""The one frozen configuration object, and how it splits into what the router and the replicas need.
+
+It travels to child processes as JSON (`msgspec.json`). Loading and checking files is `config.loading`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stretto.core.graph import Deployment, Limits, PipelineSpec, StageSpec
+from stretto.types import StageId
+
+
+class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one stage is run.
+
+    Attributes:
+        id: The stage.
+        backend: `module:Class`, or a built-in name such as `scripted`.
+        options: Keyword arguments of the backend.
+        replicas: How many processes serve it.
+        slots: How many tasks one replica holds at a time.
+        max_batch: How many tasks one step advances at most.
+        max_wait_ms: How long a step may wait for more tasks to batch; 0 steps at once.
+        threads: Compute threads of one replica (BLAS, OpenMP, ONNX Runtime).
+        recovery: `retry` repeats a task of which nothing was forwarded; `fail` never repeats.
+        chunk_timeout_s: Longest silence of a running task that could go on, in seconds.
+        start_timeout_s: Longest silence of a loading replica, in seconds.
+        shared_memory_bytes: Budget for payload files of one replica; beyond it payloads go inline.
+        environment: Variables added to the replica's environment.
+    """
+
+    id: StageId
+    backend: str
+    options: dict[str, object] = {}
+    replicas: int = 1
+    slots: int = 32
+    max_batch: int = 8
+    max_wait_ms: float = 0.0
+    threads: int = 1
+    recovery: Literal["retry", "fail"] = "retry"
+    chunk_timeout_s: float = 30.0
+    start_timeout_s: float = 120.0
+    shared_memory_bytes: int = 256 * 1024 * 1024
+    environment: dict[str, str] = {}
+
+    def router_spec(self) -> StageSpec:
+        """Return what the router needs to know."""
+        return StageSpec(
+            id=self.id,
+            replicas=self.replicas,
+            slots=self.slots,
+            recovery=self.recovery,
+            chunk_timeout_s=self.chunk_timeout_s,
+            start_timeout_s=self.start_timeout_s,
+        )
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP edge.
+
+    Attributes:
+        host: Address to bind; the default is reachable from this machine only.
+        port: TCP port; 0 takes a free one.
+        drain_timeout_s: How long SIGTERM waits for running requests, in seconds.
+        max_body_bytes: Larger request bodies are refused before they are read.
+        max_input_chars: Longer speech inputs are refused.
+        first_chunk_timeout_s: How long a response may wait for its first audio, in seconds.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_timeout_s: float = 8.0
+    max_body_bytes: int = 1024 * 1024
+    max_input_chars: int = 50_000
+    first_chunk_timeout_s: float = 60.0
+
+
+class OrchestratorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The orchestrator process.
+
+    Attributes:
+        limits: Bounds and deadlines of the router.
+        event_log: Where to write the JSON-lines event log; `None` writes none.
+        restart: Start a new epoch when the orchestrator dies.
+    """
+
+    limits: Limits = Limits()
+    event_log: str | None = None
+    restart: bool = True
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a deployment is told."""
+
+    stages: tuple[StageSettings, ...]
+    pipelines: tuple[PipelineSpec, ...]
+    server: ServerSettings = ServerSettings()
+    orchestrator: OrchestratorSettings = OrchestratorSettings()
+
+    def deployment(self) -> Deployment:
+        """Return the router's part; not yet validated."""
+        return Deployment(
+            stages=tuple(stage.router_spec() for stage in self.stages),
+            pipelines=self.pipelines,
+            limits=self.orchestrator.limits,
+        )

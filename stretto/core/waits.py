@@ -1,0 +1,101 @@
+"""What a request waits for, since when, and how it fails when that takes too long (contract row F11).
+
+Each wait is charged to the one who causes it: a stage without a replica, busy slots, a replica that
+does not go on, or a client that does not take its output. Waits on another part of the same request
+are that part's. The request's whole life has a deadline too; that one is the router's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from stretto.core.requests import Request, RequestState, Task, TaskState
+from stretto.errors import FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stretto.core.graph import Limits
+    from stretto.core.slots import Pool
+    from stretto.types import StageId
+
+
+class Wait(NamedTuple):
+    """One wait.
+
+    Attributes:
+        until: When it has taken too long, in monotonic seconds.
+        kind: How the request fails then.
+        detail: The failure's text.
+        where: The stage, replica or side at fault.
+    """
+
+    until: float
+    kind: FailureKind
+    detail: str
+    where: str
+
+
+def waits_of(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> Iterator[Wait]:
+    """Yield what a queued or running request waits for."""
+    if request.state is RequestState.QUEUED:
+        yield from _slot_waits("queue", request.plan.stages, request.submitted_at, pools, limits)
+        return
+    for stage, task in request.tasks.items():
+        if task.state is TaskState.READY:
+            needed = (stage,) if task.has_reserved else request.plan.groups[stage]
+            yield from _slot_waits(stage, needed, task.ready_at, pools, limits)
+        elif task.state is TaskState.BOUND and not task.is_cancelled:
+            yield from _progress_waits(task, pools[stage].spec.chunk_timeout_s, limits)
+
+
+def shortest_s(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> float:
+    """Return how often a request's waits must be looked at so that none is seen too late."""
+    return min(
+        limits.queue_timeout_s,
+        limits.slow_client_timeout_s,
+        limits.stage_unavailable_timeout_s,
+        *(pools[stage].spec.chunk_timeout_s for stage in request.plan.stages),
+    )
+
+
+def _slot_waits(
+    where: str,
+    needed: tuple[StageId, ...],
+    since: float,
+    pools: Mapping[StageId, Pool],
+    limits: Limits,
+) -> Iterator[Wait]:
+    """Yield the wait for slots at some stages, and the wait for each of them that is unavailable."""
+    for stage in needed:
+        pool = pools[stage]
+        if not pool.capacity:
+            timeout_s = limits.stage_unavailable_timeout_s
+            reasons = [place.reason for place in pool.replicas if place.reason]
+            last = f"; the last one died: {reasons[-1]}" if reasons else ""
+            detail = f"stage {stage} had no usable replica for {timeout_s:g} s{last}"
+            yield Wait(
+                max(since, pool.empty_since) + timeout_s, FailureKind.NO_REPLICA, detail, stage
+            )
+    timeout_s = limits.queue_timeout_s
+    detail = f"no free slot in {timeout_s:g} s; the server is busy"
+    yield Wait(since + timeout_s, FailureKind.DEADLINE_EXCEEDED, detail, where)
+
+
+def _progress_waits(task: Task, chunk_timeout_s: float, limits: Limits) -> Iterator[Wait]:
+    """Yield the wait for a bound task, if its replica or the client holds it up."""
+    if task.has_credit:
+        if task.has_work:
+            yield Wait(
+                task.progress_at + chunk_timeout_s,
+                FailureKind.DEADLINE_EXCEEDED,
+                f"stage {task.key.stage} made no progress for {chunk_timeout_s:g} s",
+                str(task.replica),
+            )
+    elif any(output.is_full for output in task.outputs):
+        yield Wait(
+            task.progress_at + limits.slow_client_timeout_s,
+            FailureKind.DEADLINE_EXCEEDED,
+            f"the client took nothing for {limits.slow_client_timeout_s:g} s while output was waiting",
+            "client",
+        )

@@ -1,0 +1,454 @@
+"""The client's end of a channel: one connection to one life of the orchestrator.
+
+Rules
+
+* What was sent before an end is delivered before it: outputs, then the terminal, then death.
+* The end of the channel is one error, `EngineDead`, at every stream, every abort that waits for its
+  answer, and every later call. It is latched: an engine that comes back has another channel.
+* An end that was announced (`Closing`) is clean. One that was not is a crash, and this side says so.
+* Nothing here waits for the orchestrator: `submit` and aborts are queued and sent in this turn.
+* A request has an entry in `_inboxes` until its terminal arrives, or until its reader gives it up; then
+  its number stays in `_abandoned` until the terminal arrives. Both are empty when nothing is open.
+
+A channel belongs to the event loop on which it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from stretto.core.commands import ReplicaState, Timings
+from stretto.core.graph import Limits
+from stretto.engine.payloads import OutputPayloads, inline_payload
+from stretto.engine.readiness import Readiness
+from stretto.engine.stream import Inbox, Stream, Window
+from stretto.errors import Cancelled, EngineDead, InvalidRequest, StrettoError
+from stretto.messages import PROTOCOL_VERSION
+from stretto.messages import channel as wire
+from stretto.transport.connection import Connection, connect_unix
+from stretto.transport.frames import FrameError
+from stretto.types import (
+    INLINE,
+    InputName,
+    OutputName,
+    Payload,
+    PayloadRef,
+    PipelineName,
+    RequestId,
+    RunId,
+    SessionId,
+    Value,
+)
+
+ReplicaCallback = Callable[[ReplicaState], None]
+
+CRASHED = "engine_crashed"
+"""Code of an `EngineDead` whose end came without notice: a successor may follow."""
+
+CLOSED = "engine_closed"
+"""Code of an `EngineDead` that was announced, or asked for by this side."""
+
+ABSENT = "engine_absent"
+"""Code of an `EngineDead` where nobody listens, or what listens is another version: no use in retrying."""
+
+_CLOSE_S = 1.0
+"""How long closing waits for unsent messages to be taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStatistics:
+    """What a channel holds, and has done since it was made.
+
+    Attributes:
+        open_requests: Requests without a terminal whose streams may still be read.
+        abandoned_requests: Requests given up by their readers, without a terminal yet.
+        waiting_aborts: Aborts that wait for their answer.
+        submitted_total: Requests submitted.
+        received_total: Output messages received.
+        dropped_late_total: Output messages of abandoned requests.
+        dropped_unknown_total: Messages about requests that are not known here.
+    """
+
+    open_requests: int
+    abandoned_requests: int
+    waiting_aborts: int
+    submitted_total: int
+    received_total: int
+    dropped_late_total: int
+    dropped_unknown_total: int
+
+
+class Channel:
+    """A live or dead channel. Made by `connect`, which returns when the orchestrator has answered.
+
+    Attributes:
+        closed: Done when the channel has ended, with the reason; it never raises.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._window = window
+        self._connection: Connection[wire.Down] | None = None
+        self._welcome: asyncio.Future[wire.Welcome] = self._loop.create_future()
+        self.closed: asyncio.Future[EngineDead] = self._loop.create_future()
+        self._death: EngineDead | None = None
+        self._is_disconnected = asyncio.Event()
+        self._payloads = OutputPayloads(None)
+        self._readiness = Readiness({})
+        self._numbers = 0
+        self._inboxes: dict[int, Inbox] = {}
+        self._abandoned: set[int] = set()
+        self._acknowledgements: dict[int, asyncio.Future[bool]] = {}
+        self._callbacks: list[ReplicaCallback] = []
+        self._changed = asyncio.Event()
+        self._received = 0
+        self._dropped_late = 0
+        self._dropped_unknown = 0
+
+    @classmethod
+    async def connect(
+        cls, path: str, *, run: RunId, name: str, limits: Limits | None = None
+    ) -> Channel:
+        """Connect to an orchestrator and wait until it has answered.
+
+        An orchestrator that does not run yet is waited for, as long as its socket listens.
+
+        Args:
+            path: The channel socket.
+            run: The run that the orchestrator must belong to.
+            name: Who this is, for people.
+            limits: The deployment's limits; only the client's window is read.
+
+        Raises:
+            EngineDead: Nobody listens there, or the orchestrator hung up before it answered;
+                `code` says which.
+        """
+        bounds = limits or Limits()
+        self = cls(Window(bounds.client_window_chunks, bounds.client_window_bytes))
+        try:
+            connection = await connect_unix(path, self._make_connection)
+        except OSError as error:
+            detail = f"No engine listens at {path}: {error.strerror or error}."
+            raise EngineDead(detail, code=ABSENT) from error
+        self._connection = connection
+        connection.send(wire.Hello(protocol=PROTOCOL_VERSION, run=run, pid=os.getpid(), name=name))
+        try:
+            await self._welcome
+        except BaseException:
+            connection.abort()
+            raise
+        return self
+
+    # ---- what is known
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be submitted."""
+        return self._death is None
+
+    @property
+    def welcome(self) -> wire.Welcome:
+        """What the orchestrator said at first."""
+        return self._welcome.result()
+
+    @property
+    def readiness(self) -> Readiness:
+        """The stages as they stand now."""
+        return self._readiness
+
+    def statistics(self) -> ChannelStatistics:
+        """Return the counters as they are now."""
+        return ChannelStatistics(
+            open_requests=len(self._inboxes),
+            abandoned_requests=len(self._abandoned),
+            waiting_aborts=len(self._acknowledgements),
+            submitted_total=self._numbers,
+            received_total=self._received,
+            dropped_late_total=self._dropped_late,
+            dropped_unknown_total=self._dropped_unknown,
+        )
+
+    # ---- requests
+
+    def submit(  # noqa: PLR0913 - all but two have defaults
+        self,
+        *,
+        pipeline: str,
+        inputs: Mapping[str, Payload],
+        outputs: Sequence[str] = (),
+        options: Payload | None = None,
+        timeout_s: float | None = None,
+        priority: int = 0,
+        session: str | None = None,
+        label: str = "",
+    ) -> Stream:
+        """Submit a request; never blocks. Whether it is accepted is the stream's first news.
+
+        Args:
+            pipeline: Which pipeline.
+            inputs: Named values, by input name.
+            outputs: The wanted outputs; none means all.
+            options: Named values for every stage.
+            timeout_s: Longest life of the request, if shorter than the engine's own limit.
+            priority: Smaller goes first.
+            session: The session that it belongs to.
+            label: The client's own id, for people.
+
+        Raises:
+            EngineDead: The channel has ended.
+            InvalidRequest: A value can't be sent, or this is not the channel's event loop.
+        """
+        self._check_usable()
+        encoded = [(name, *inline_payload(name, values)) for name, values in inputs.items()]
+        option_ref, option_data = inline_payload("options", options) if options else (None, b"")
+        self._numbers += 1
+        number = self._numbers
+        message = wire.Submit(
+            number=number,
+            pipeline=PipelineName(pipeline),
+            inputs=tuple((InputName(name), ref) for name, ref, _ in encoded),
+            outputs=tuple(OutputName(name) for name in outputs),
+            options=option_ref,
+            timeout_s=timeout_s,
+            priority=priority,
+            session=None if session is None else SessionId(session),
+            label=label,
+        )
+        body = b"".join((*(data for _, _, data in encoded), option_data))
+        try:
+            self._send(message, body)
+        except (FrameError, UnicodeEncodeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"The request can't be sent: {error}", code="invalid_value"
+            ) from error
+        inbox = Inbox(number, self, self._window)
+        self._inboxes[number] = inbox
+        return Stream(RequestId(f"{self.welcome.channel}-{number}"), inbox, self._loop)
+
+    async def abort(self, request: RequestId) -> bool:
+        """Abort a request by its id; return whether there was anything to stop.
+
+        Its stream, if it is still read, ends with `Cancelled` after the chunks that came before.
+
+        Raises:
+            EngineDead: The channel has ended, now or while waiting for the answer.
+        """
+        self._check_usable()
+        channel, _, digits = request.rpartition("-")
+        if channel != self.welcome.channel or not digits.isdecimal():
+            return False
+        number = int(digits)
+        if not 0 < number <= self._numbers:
+            return False
+        answer = self._acknowledgements.get(number)
+        if answer is None:
+            answer = self._acknowledgements[number] = self._loop.create_future()
+            self._send(wire.Abort(number=number, acknowledge=True))
+        return await asyncio.shield(answer)
+
+    # ---- stages
+
+    def subscribe(self, callback: ReplicaCallback) -> Callable[[], None]:
+        """Call `callback` with each change of a replica; return what ends that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    async def wait_ready(self) -> None:
+        """Wait until every stage has a ready replica.
+
+        Raises:
+            StartFailed: A stage failed too often before it was ever ready.
+            EngineDead: The channel has ended.
+        """
+        while True:
+            self._check_usable()
+            if self._readiness.is_ready:
+                return
+            failure = self._readiness.start_failure()
+            if failure is not None:
+                raise failure
+            await self._changed.wait()
+
+    async def aclose(self) -> None:
+        """Close the channel: the orchestrator aborts what is open. May be called twice."""
+        self._die("The channel was closed by its own side.", CLOSED)
+        if self._connection is None or self._is_disconnected.is_set():
+            return
+        self._connection.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._is_disconnected.wait()
+        except TimeoutError:
+            self._connection.abort()
+
+    # ---- what streams call (`Upstream`)
+
+    def grant(self, number: int, output: OutputName, up_to: int) -> None:
+        """Return credit for the output's chunks below `up_to`."""
+        self._send(wire.Drained(number=number, output=output, up_to=up_to))
+
+    def abandon(self, number: int) -> None:
+        """Abort a request whose reader is gone."""
+        if self._inboxes.pop(number, None) is not None:
+            self._abandoned.add(number)
+            self._send(wire.Abort(number=number, acknowledge=False))
+
+    def values(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+        """Return a payload's values and give it up."""
+        try:
+            return self._payloads.read(payload, inline)
+        finally:
+            self.discard(payload)
+
+    def discard(self, payload: PayloadRef) -> None:
+        """Give up a payload."""
+        if payload.place != INLINE:
+            self._send(wire.Viewed(payload=payload))
+
+    # ---- what the connection calls
+
+    def _make_connection(self) -> Connection[wire.Down]:
+        return Connection(msgspec.msgpack.Decoder(list[wire.Down]), self._on_frame, self._on_closed)
+
+    def _on_frame(
+        self, connection: Connection[wire.Down], messages: list[wire.Down], body: memoryview
+    ) -> None:
+        del connection
+        start = 0
+        for message in messages:
+            data: bytes | None = None
+            for payload in wire.inline_payloads(message):  # an output has one at most
+                data = bytes(body[start : start + payload.size_bytes])
+                start += payload.size_bytes
+            self._handle(message, data)
+
+    def _handle(self, message: wire.Down, data: bytes | None) -> None:  # noqa: C901 - one arm each
+        match message:
+            case wire.Output():
+                self._on_output(message, data)
+            case wire.Finished(number=number, timings=timings):
+                self._terminate(number, None, timings)
+            case (
+                wire.Failed(number=number, failure=failure)
+                | wire.Rejected(number=number, failure=failure)
+            ):
+                self._terminate(number, failure.exception())
+            case wire.Cancelled(number=number):
+                self._terminate(
+                    number, Cancelled(f"Request {self.welcome.channel}-{number} was aborted.")
+                )
+            case wire.AbortAcknowledged(number=number, stopped=stopped):
+                self._on_acknowledged(number, stopped=stopped)
+            case wire.ReplicaNotice(state=state):
+                self._readiness.replica(state)
+                for callback in self._callbacks:
+                    self._loop.call_soon(callback, state)  # what it raises is not ours
+                self._wake()
+            case wire.StageNotice(stage=stage, facts=facts):
+                self._readiness.stage(stage, facts)
+            case wire.Welcome():
+                self._on_welcome(message)
+            case wire.Fatal(failure=failure):
+                self._die(f"The engine has crashed: {failure.detail or 'no reason given'}", CRASHED)
+            case wire.Closing():
+                self._die("The engine was shut down.", CLOSED)
+            case _:
+                assert_never(message)
+
+    def _on_closed(self, connection: Connection[wire.Down], reason: str) -> None:
+        del connection
+        self._die(
+            f"The engine has crashed: its connection ended without notice ({reason}).", CRASHED
+        )
+        self._payloads.close()
+        self._is_disconnected.set()
+
+    # ---- inside
+
+    def _on_welcome(self, welcome: wire.Welcome) -> None:
+        if welcome.protocol != PROTOCOL_VERSION:
+            self._die(
+                f"The engine speaks version {welcome.protocol} of the channel protocol and this process "
+                f"version {PROTOCOL_VERSION}; start both from the same installation.",
+                ABSENT,
+            )
+            return
+        self._readiness = Readiness(welcome.targets, welcome.replicas)
+        self._payloads = OutputPayloads(welcome.shared_memory_dir)
+        if not self._welcome.done():
+            self._welcome.set_result(welcome)
+
+    def _on_output(self, message: wire.Output, data: bytes | None) -> None:
+        self._received += 1
+        inbox = self._inboxes.get(message.number)
+        if inbox is not None:
+            inbox.put(message, data)
+            return
+        if message.number in self._abandoned:
+            self._dropped_late += 1
+        else:
+            self._dropped_unknown += 1
+        if message.payload is not None:
+            self.discard(message.payload)
+
+    def _on_acknowledged(self, number: int, *, stopped: bool) -> None:
+        answer = self._acknowledgements.pop(number, None)
+        if answer is None:
+            self._dropped_unknown += 1
+        elif not answer.done():
+            answer.set_result(stopped)
+
+    def _terminate(
+        self, number: int, error: StrettoError | None, timings: Timings | None = None
+    ) -> None:
+        inbox = self._inboxes.pop(number, None)
+        if inbox is not None:
+            inbox.end(error, timings)
+        elif number in self._abandoned:
+            self._abandoned.remove(number)
+        else:
+            self._dropped_unknown += 1
+
+    def _die(self, detail: str, code: str) -> None:
+        """End everything that waits, in this turn. Only the first reason counts."""
+        if self._death is not None:
+            return
+        death = self._death = EngineDead(detail, code=code)
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.end(EngineDead(detail, code=code))
+        self._abandoned.clear()
+        answers, self._acknowledgements = self._acknowledgements, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDead(detail, code=code))
+                answer.exception()  # the one who asked may have been cancelled
+        if not self._welcome.done():
+            self._welcome.set_exception(death)
+            self._welcome.exception()
+        if not self.closed.done():
+            self.closed.set_result(death)
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _check_usable(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(
+                "This channel belongs to another event loop; use it where it was made.",
+                code="wrong_event_loop",
+            )
+        if self._death is not None:
+            raise EngineDead(self._death.detail, code=self._death.code)
+
+    def _send(self, message: wire.Up, body: bytes | None = None) -> None:
+        if self._connection is not None:
+            self._connection.send(message, body)

@@ -1,0 +1,329 @@
+"""One request's way back: the inbox that its channel fills, and the stream that its client reads.
+
+Theory of operation
+
+  The channel puts messages into the `Inbox` and never waits; the reader takes them out. A read that
+  finds nothing parks on a future that only says "look again", so a cancelled read loses nothing.
+  What was put before the end is read before the end.
+
+  Taking a chunk earns a credit. Credits are returned when half of the window was taken, or when the
+  reader is about to wait; so a fast reader sends few of them and a slow one holds its producers back.
+  The inbox itself has no other bound: without credits nothing is sent to it.
+
+  The channel holds the inbox, the client holds the stream. A client that just lets go of its stream
+  has aborted the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from stretto.errors import Cancelled, InvalidRequest, StrettoError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from stretto.core.commands import Timings
+    from stretto.messages.channel import Output
+    from stretto.types import OutputName, PayloadRef, RequestId, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputChunk:
+    """An increment of one output.
+
+    Attributes:
+        output: Which output of the pipeline.
+        seq: Counts the output's data chunks from 0.
+        values: Named values; arrays are read-only `memoryview`s that stay valid. Empty on a bare end.
+        offset: Where it begins, in the stage's units.
+        length: How many units it adds.
+        kind: `data` or `preview`.
+        media_s: Playback duration in seconds.
+        final: The output ends with this chunk.
+        timings: With an output's first chunk: where the time went until then.
+    """
+
+    output: OutputName
+    seq: int
+    values: Mapping[str, Value]
+    offset: int = 0
+    length: int = 0
+    kind: Literal["data", "preview"] = "data"
+    media_s: float = 0.0
+    final: bool = False
+    timings: Timings | None = None
+
+
+class Window(NamedTuple):
+    """How many chunks and bytes of an output may be on the way, untaken."""
+
+    chunks: int
+    bytes: int
+
+
+class Upstream(Protocol):
+    """What an inbox needs of its channel."""
+
+    def grant(self, number: int, output: OutputName, up_to: int) -> None:
+        """Return credit: the output's chunks below `up_to` were taken."""
+        ...
+
+    def abandon(self, number: int) -> None:
+        """Abort the request; nothing more of it is wanted."""
+        ...
+
+    def values(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+        """Return a payload's values and give it up.
+
+        Raises:
+            PayloadLost: Its bytes can't be read.
+        """
+        ...
+
+    def discard(self, payload: PayloadRef) -> None:
+        """Give a payload up unread."""
+        ...
+
+
+class Inbox:
+    """What has arrived for one request and was not read yet.
+
+    Attributes:
+        number: The request's number on its channel.
+        timings: Where the request's time went; set by a good end.
+    """
+
+    __slots__ = (
+        "_credit",
+        "_end",
+        "_items",
+        "_upstream",
+        "_waiter",
+        "_window",
+        "number",
+        "timings",
+    )
+
+    def __init__(self, number: int, upstream: Upstream, window: Window) -> None:
+        self.number = number
+        self.timings: Timings | None = None
+        self._upstream = upstream
+        self._window = window
+        self._items: deque[tuple[Output, bytes | None]] = deque()
+        self._credit: dict[OutputName, _Credit] = {}
+        self._end: _End | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end has come and everything before it was read."""
+        return self._end is not None and not self._items
+
+    # ---- the channel's side
+
+    def put(self, message: Output, inline: bytes | None) -> None:
+        """Add an output message. A preview replaces an unread one of its output."""
+        if message.kind == "preview" and self._items:
+            last, _ = self._items[-1]
+            if last.kind == "preview" and last.output == message.output:
+                self._discard(self._items.pop()[0])
+        self._items.append((message, inline))
+        self._wake()
+
+    def end(self, error: StrettoError | None, timings: Timings | None = None) -> None:
+        """Note the end: read after all that was put before. Only the first one counts."""
+        if self._end is None:
+            self._end = _End(error)
+            self.timings = timings
+            self._wake()
+
+    # ---- the reader's side
+
+    async def take(self) -> OutputChunk | None:
+        """Return the next chunk, or `None` at a good end.
+
+        Raises:
+            StrettoError: The request has ended badly, or its payload can't be read.
+        """
+        if self._waiter is not None:
+            raise InvalidRequest(
+                "This stream is being read by another task; read it in one place.",
+                code="concurrent_read",
+            )
+        while not self._items:
+            if self._end is not None:
+                if self._end.error is not None:
+                    raise self._end.error
+                return None
+            self._grant_all()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message, inline = self._items.popleft()
+        return self._opened(message, inline)
+
+    def close(self, reason: StrettoError) -> None:
+        """Give up: drop what is unread, abort what still runs; reads raise `reason` from now on.
+
+        Nothing happens if everything was read.
+        """
+        if not self.is_over:
+            self._give_up(reason)
+
+    # ---- inside
+
+    def _give_up(self, reason: StrettoError) -> None:
+        while self._items:
+            self._discard(self._items.popleft()[0])
+        if self._end is None:
+            self._upstream.abandon(self.number)
+        self._end = _End(reason)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _opened(self, message: Output, inline: bytes | None) -> OutputChunk:
+        values: dict[str, Value] = {}
+        if message.payload is not None:
+            try:
+                values = self._upstream.values(message.payload, inline)
+            except StrettoError as error:
+                self._give_up(error)
+                raise
+            if message.kind == "data":
+                self._count(message.output, message.seq, message.payload.size_bytes)
+        return OutputChunk(
+            output=message.output,
+            seq=message.seq,
+            values=values,
+            offset=message.offset,
+            length=message.length,
+            kind=message.kind,
+            media_s=message.media_s,
+            final=message.final,
+            timings=message.timings,
+        )
+
+    def _count(self, output: OutputName, seq: int, size_bytes: int) -> None:
+        credit = self._credit.setdefault(output, _Credit())
+        credit.taken = seq + 1
+        credit.bytes += size_bytes
+        chunks = credit.taken - credit.granted
+        if chunks * 2 >= self._window.chunks or credit.bytes * 2 >= self._window.bytes:
+            self._grant(output, credit)
+
+    def _grant_all(self) -> None:
+        for output, credit in self._credit.items():
+            if credit.taken > credit.granted:
+                self._grant(output, credit)
+
+    def _grant(self, output: OutputName, credit: _Credit) -> None:
+        credit.granted = credit.taken
+        credit.bytes = 0
+        if self._end is None:
+            self._upstream.grant(self.number, output, credit.granted)
+
+    def _discard(self, message: Output) -> None:
+        if message.payload is not None:
+            self._upstream.discard(message.payload)
+
+
+class Stream:
+    """A request's chunks, in order, as they are made: an async iterator with one reader.
+
+    It ends when the request has finished, and raises the request's error otherwise, again at each
+    further read. Leaving it early, by `aclose`, by `async with`, or by letting go of it, aborts the request.
+
+    Attributes:
+        request: The engine's name of the request; `Engine.abort` takes it.
+    """
+
+    def __init__(self, request: RequestId, inbox: Inbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self._inbox = inbox
+        self._loop = loop
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the request's time went; `None` until it has finished well."""
+        return self._inbox.timings
+
+    def __aiter__(self) -> Self:
+        """Return itself: chunks are delivered once."""
+        return self
+
+    async def __anext__(self) -> OutputChunk:
+        """Return the next chunk.
+
+        Raises:
+            StrettoError: What ended the request; `EngineDead` if the engine is gone.
+            InvalidRequest: The stream is read elsewhere at the same time, or on another event loop.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(
+                "This stream belongs to another event loop; read it where it was made.",
+                code="wrong_event_loop",
+            )
+        chunk = await self._inbox.take()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def abort(self, reason: StrettoError | None = None) -> None:
+        """Stop the request now and drop what is unread; a parked read raises `reason`, or `Cancelled`.
+
+        A stream that was read to its end is left alone.
+        """
+        self._inbox.close(reason or Cancelled(f"Request {self.request} was aborted by its reader."))
+
+    async def aclose(self) -> None:
+        """Abort what still runs. May be called twice."""
+        self.abort()
+
+    async def __aenter__(self) -> Self:
+        """Return the stream itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Abort what still runs."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        """Abort what nobody can read any more; this may run in any thread, or after the loop has closed."""
+        if not self._inbox.is_over:
+            reason = Cancelled(f"Request {self.request} was let go of.")
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._inbox.close, reason)
+
+
+class _Credit:
+    """Credit of one output: chunks taken, chunks granted, and the bytes taken since."""
+
+    __slots__ = ("bytes", "granted", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.granted = 0
+        self.bytes = 0
+
+
+class _End(NamedTuple):
+    """How a request has ended: well, or with an error."""
+
+    error: StrettoError | None

@@ -1,0 +1,215 @@
+"""Owns the orchestrator process: its directories, its listening socket, and its next life.
+
+Each life is an *epoch*. All epochs share the listening socket, so a client that connects between
+two of them waits in the backlog and is served by the next one. Each epoch has a directory for payload
+files of its own, which goes when the next epoch starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stretto.config.process_specs import OrchestratorSpec
+from stretto.launch.child import ChildProcess
+from stretto.launch.restarts import Restarts
+from stretto.transport.listening import listen_unix, private_directory, socket_base
+from stretto.transport.run_directory import SHARED_MEMORY_BASE, RunDirectory
+from stretto.types import RunId
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from stretto.config.settings import Settings
+
+ORCHESTRATOR_COMMAND = (sys.executable, "-m", "stretto.cli.run_orchestrator")
+KILL_GRACE_S = 2.0
+"""How much longer than its drain time an orchestrator may take to end."""
+
+
+class OrchestratorSupervisor:
+    """Runs the orchestrator process of one deployment until it is stopped or gives up.
+
+    Attributes:
+        run: The run's identity.
+        epoch: The number of the newest epoch; 0 before the start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_epoch: Callable[[int], None] | None = None,
+        on_death: Callable[[int, str], None] | None = None,
+        command: Sequence[str] = ORCHESTRATOR_COMMAND,
+        restarts: Restarts | None = None,
+    ) -> None:
+        """Prepare; nothing is created or started.
+
+        Args:
+            settings: The deployment. `orchestrator.restart` says whether a death has a successor.
+            on_epoch: Called on the loop when an epoch's process has been started.
+            on_death: Called on the loop with the number and the reason when an epoch ended unasked.
+            command: The orchestrator program.
+            restarts: The back-off and the breaker.
+        """
+        self.run = RunId(secrets.token_hex(6))
+        self.epoch = 0
+        self._settings = settings
+        self._on_epoch = on_epoch
+        self._on_death = on_death
+        self._command = command
+        self._restarts = restarts if restarts is not None else Restarts()
+        self._run_directory: RunDirectory | None = None
+        self._payloads: RunDirectory | None = None
+        self._listener: socket.socket | None = None
+        self._child: ChildProcess | None = None
+        self._started_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._gave_up: asyncio.Future[str] | None = None
+        self._is_stopping = False
+
+    @property
+    def channel_path(self) -> str:
+        """Return the path of the socket that the orchestrator serves; it exists after `start`."""
+        assert self._run_directory is not None, "start first"
+        return f"{self._run_directory.path}/channel.sock"
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id of the running epoch."""
+        return self._child.pid if self._child is not None and self._child.is_running else None
+
+    def start(self) -> None:
+        """Create the directories and the socket, then start the first epoch.
+
+        Clients may connect from now on; they are served when the orchestrator is up.
+
+        Raises:
+            OSError: A directory, the socket or the process can't be made.
+            ConfigError: The socket's path is too long.
+        """
+        self._gave_up = asyncio.get_running_loop().create_future()
+        RunDirectory.reclaim(socket_base())
+        if Path(SHARED_MEMORY_BASE).is_dir():
+            RunDirectory.reclaim()
+        try:
+            self._run_directory = private_directory(self.run)
+            self._listener = listen_unix(self.channel_path)
+            self._start_epoch()
+        except BaseException:
+            self._release()
+            raise
+
+    async def wait_gave_up(self) -> str:
+        """Wait until no epoch will follow although nobody asked to stop; return the reason."""
+        assert self._gave_up is not None, "start first"
+        return await asyncio.shield(self._gave_up)
+
+    async def stop(self, drain_s: float) -> None:
+        """Let the orchestrator drain for at most `drain_s` seconds, then leave nothing.
+
+        A second call, while the first one waits, kills at once.
+        """
+        if self._is_stopping:
+            self.kill()
+        self._end_supervision()
+        child = self._child
+        try:
+            if child is not None and child.is_running:
+                child.terminate()
+                await asyncio.wait_for(child.wait(), drain_s + KILL_GRACE_S)
+        except TimeoutError:
+            self.kill()
+            if child is not None:
+                await child.wait()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process group at once and remove the directories. May be called twice."""
+        self._end_supervision()
+        if self._child is not None:
+            self._child.kill()
+        self._release()
+
+    def _end_supervision(self) -> None:
+        self._is_stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start_epoch(self) -> None:
+        assert self._listener is not None
+        assert self._run_directory is not None
+        self.epoch += 1
+        self._renew_payloads()
+        spec = OrchestratorSpec(
+            run=self.run,
+            epoch=self.epoch,
+            channel_fd=self._listener.fileno(),
+            run_directory=self._run_directory.path,
+            shared_memory_dir=self._payloads.path if self._payloads is not None else None,
+            settings=self._settings,
+        )
+        self._started_at = time.monotonic()
+        self._child = ChildProcess(
+            self._command,
+            msgspec.json.encode(spec),
+            on_exit=self._on_exit,
+            pass_fds=[self._listener.fileno()],
+        )
+        if self._on_epoch is not None:
+            self._on_epoch(self.epoch)
+
+    def _renew_payloads(self) -> None:
+        """Replace the directory for payload files; without shared memory there is none."""
+        if self._payloads is not None:
+            self._payloads.close()
+        try:
+            self._payloads = RunDirectory.create(f"{self.run}-{self.epoch}")
+        except OSError:
+            self._payloads = None
+
+    def _on_exit(self, reason: str) -> None:
+        if self._is_stopping:
+            return
+        if self._on_death is not None:
+            self._on_death(self.epoch, reason)
+        if self._is_stopping:  # what heard of the death has stopped us
+            return
+        now = time.monotonic()
+        if not self._settings.orchestrator.restart:
+            self._give_up(f"the orchestrator died: {reason}")
+            return
+        delay_s = self._restarts.delay_after_death(now, now - self._started_at)
+        if delay_s is None:
+            self._give_up(f"the orchestrator kept dying, the last time by: {reason}")
+        else:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._start_next_epoch)
+
+    def _start_next_epoch(self) -> None:
+        try:
+            self._start_epoch()
+        except OSError as error:
+            self._on_exit(f"could not be started: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        assert self._gave_up is not None
+        self._end_supervision()
+        self._release()
+        self._gave_up.set_result(reason)
+
+    def _release(self) -> None:
+        """Close the socket, which refuses who waits in its backlog, and remove the directories."""
+        if self._listener is not None:
+            self._listener.close()
+        for directory in (self._payloads, self._run_directory):
+            if directory is not None:
+                directory.close()

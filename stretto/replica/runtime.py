@@ -1,0 +1,255 @@
+"""The shell of a replica: its link, its start, and which driver gets which message.
+
+    hello ─► welcome ─► load (compute thread, progress) ─► ready ─► tasks … ─► drained, or the link ends
+
+It must not compute, and it decides nothing about tasks; that is `tasks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol, assert_never, cast
+
+import msgspec
+
+from stretto.backends.contract import Backend, Capabilities, StepBackend, StreamBackend
+from stretto.backends.loading import backend_class
+from stretto.errors import ConfigError, StartFailed, StrettoError
+from stretto.messages import PROTOCOL_VERSION, link
+from stretto.replica.compute import ComputeThread
+from stretto.replica.outlet import Outlet
+from stretto.replica.settings import RuntimeSettings
+from stretto.replica.stepping import StepDriver
+from stretto.replica.streaming import StreamDriver
+from stretto.replica.tasks import HeldTask, TaskTable
+from stretto.transport.connection import Connection, connect_unix
+from stretto.transport.payload_store import PayloadReader, PayloadWriter
+
+if TYPE_CHECKING:
+    from stretto.types import LaunchSpec, TaskKey
+
+_DECODER = msgspec.msgpack.Decoder(list[link.Down])
+
+FAREWELL_S = 1.0
+"""How long the last messages, and generators that clean up, hold up the end."""
+
+
+class Driver(Protocol):
+    """Runs a backend of one form."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        ...
+
+    def opened(self, task: HeldTask) -> None:
+        """Take a task that is now in the table."""
+        ...
+
+    def changed(self) -> None:
+        """Look again: messages have been entered in the table."""
+        ...
+
+    def cancel(self, key: TaskKey) -> None:
+        """End a task; unknown and ended ones are ignored."""
+        ...
+
+
+class Replica:
+    """One replica's life, from its hello to its exit code.
+
+    Raises:
+        ConfigError: The runtime settings are wrong.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._settings = RuntimeSettings.of(spec.runtime)
+        self._where = str(spec.replica)
+        self._table = TaskTable()
+        self._driver: Driver | None = None
+        self._is_draining = False
+        loop = asyncio.get_running_loop()
+        self._welcomed: asyncio.Future[None] = loop.create_future()
+        self._drained: asyncio.Future[None] = loop.create_future()
+        self._link_closed: asyncio.Future[None] = loop.create_future()
+        self._connection: Connection[link.Down] = Connection(
+            _DECODER, self._on_frame, self._on_closed
+        )
+        directory = spec.shared_memory_dir
+        self._reader = None if directory is None else PayloadReader(directory)
+        owner = self._settings.payload_owner or spec.nonce
+        self._outlet = Outlet(PayloadWriter(directory, owner, self._settings.shared_memory_bytes))
+        self._compute = ComputeThread()
+
+    async def live(self) -> int:
+        """Serve until drained or until the link ends; return the exit code.
+
+        Raises:
+            OSError: The orchestrator can't be reached.
+            Exception: A bug of the runtime.
+        """
+        await connect_unix(self._spec.address.removeprefix("unix:"), lambda: self._connection)
+        serving = asyncio.create_task(self._serve())
+        ends = {serving, self._drained, self._link_closed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        has_ended_itself = serving.done()
+        serving.cancel()
+        self._connection.close()
+        await asyncio.wait({serving, self._link_closed}, timeout=FAREWELL_S)
+        self._compute.stop()
+        return serving.result() if has_ended_itself else 0
+
+    async def _serve(self) -> int:
+        """Start, then work until cancelled; return only if starting fails."""
+        spec = self._spec
+        hello = link.Hello(
+            PROTOCOL_VERSION, spec.run, spec.replica, spec.nonce, os.getpid(), platform.node()
+        )
+        self._connection.send(hello)
+        await self._welcomed
+        backend = await self._compute.submit(self._load)
+        if isinstance(backend, StartFailed):
+            self._connection.send(link.StartFailed(backend.detail))
+            return 1
+        self._driver = self._driver_of(backend)
+        gc.collect()
+        gc.freeze()  # what a backend has loaded stays; collections need not look at it
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._driver.run())
+            self._connection.send(
+                link.Ready(self._settings.slots, self._facts(backend.capabilities))
+            )
+        return 0
+
+    def _load(self) -> Backend | StartFailed:
+        """Make the backend ready; this runs in the compute thread."""
+        try:
+            cls = backend_class(self._spec.backend)
+            _check_capabilities(self._spec.backend, getattr(cls, "capabilities", None))
+            backend = cast("Backend", cls(**self._spec.options))
+            backend.load(
+                lambda what, fraction: self._compute.report(self._progressed, what, fraction)
+            )
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may fail to load in any way
+            if isinstance(error, StrettoError):
+                print(f"{type(error).__name__}: {error.detail}", file=sys.stderr)
+                return StartFailed(error.detail)
+            traceback.print_exception(error)
+            return StartFailed(f"{type(error).__name__}: {error}")
+        return backend
+
+    def _driver_of(self, backend: Backend) -> Driver:
+        if hasattr(backend, "step"):
+            return StepDriver(
+                cast("StepBackend[Any]", backend),
+                table=self._table,
+                outlet=self._outlet,
+                reader=self._reader,
+                compute=self._compute,
+                send=self._send,
+                where=self._where,
+                max_batch=self._settings.max_batch,
+                max_wait_s=self._settings.max_wait_ms / 1000,
+            )
+        return StreamDriver(
+            cast("StreamBackend", backend),
+            table=self._table,
+            outlet=self._outlet,
+            reader=self._reader,
+            compute=self._compute,
+            send=self._send,
+            where=self._where,
+        )
+
+    def _facts(self, capabilities: Capabilities) -> link.StageFacts:
+        may_retry = capabilities.recovery == self._settings.recovery == "retry"
+        return link.StageFacts(
+            kind=capabilities.kind,
+            unit=capabilities.unit,
+            media=dict(capabilities.media),
+            voices=capabilities.voices,
+            recovery="retry" if may_retry else "fail",
+        )
+
+    def _progressed(self, what: str, fraction: float) -> None:
+        self._connection.send(link.LoadProgress(what, fraction))
+
+    def _send(self) -> None:
+        """Send what the table has to say; it leaves in one frame at the end of this turn."""
+        table = self._table
+        for message, body in table.outbox:
+            self._connection.send(message, body)
+        table.outbox.clear()
+        self._outlet.discard(table.unsent)
+        table.unsent.clear()
+        if self._is_draining and not table and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _on_frame(
+        self, _: Connection[link.Down], messages: list[link.Down], body: memoryview
+    ) -> None:
+        at = 0
+        for message in messages:
+            data: bytes | None = None
+            if (payload := link.inline_payload(message)) is not None:
+                data = bytes(body[at : at + payload.size_bytes])
+                at += payload.size_bytes
+            self._receive(message, data)
+        if self._driver is not None:
+            self._driver.changed()
+        self._send()
+
+    def _receive(self, message: link.Down, data: bytes | None) -> None:
+        table = self._table
+        match message:
+            case link.Feed(task=task, edge=edge, seq=seq, payload=payload):
+                table.feed(task, edge, seq, payload, data)
+            case link.Grant(task=task, chunks=chunks, bytes=nbytes):
+                table.grant(task, chunks, nbytes)
+            case link.Open():
+                assert self._driver is not None, "a task was opened before the replica was ready"
+                self._driver.opened(table.open(message, data))
+            case link.CloseInput(task=task, edge=edge):
+                table.close_input(task, edge)
+            case link.Cancel(task=task):
+                assert self._driver is not None, "a task was cancelled before the replica was ready"
+                self._driver.cancel(task)
+            case link.Release(keys=keys):
+                self._outlet.free(keys)
+            case link.Drain():
+                self._is_draining = True
+            case link.Welcome():
+                self._welcomed.set_result(None)
+            case _:
+                assert_never(message)
+
+    def _on_closed(self, _: Connection[link.Down], reason: str) -> None:
+        del reason
+        self._link_closed.set_result(None)
+
+
+def _check_capabilities(backend: str, capabilities: object) -> None:
+    """Refuse a backend that the runtime could not serve correctly.
+
+    Raises:
+        ConfigError: It says why, and what to change.
+    """
+    if not isinstance(capabilities, Capabilities):
+        raise ConfigError(
+            f"backend {backend!r} declares no `capabilities`: add a `Capabilities(...)`"
+        )
+    if capabilities.cumulative:
+        raise ConfigError(
+            f"backend {backend!r} declares cumulative chunks, which would be delivered again and again: "
+            "make each chunk carry only what is new, and drop `cumulative=True`"
+        )
+    if not capabilities.pausable:
+        raise ConfigError(
+            f"backend {backend!r} declares that its tasks can't be held back one by one, but the runtime "
+            "does that in both forms, `run` and `step`: drop `pausable=False`"
+        )

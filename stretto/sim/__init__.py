@@ -1,0 +1,1 @@
+"""The router in a simulated world on virtual time."""

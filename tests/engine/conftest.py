@@ -1,0 +1,47 @@
+"""A channel between a client and a fake orchestrator, on a real Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.core.graph import Limits
+from stretto.engine.channel import Channel
+from stretto.types import RunId
+from tests.support.fake_orchestrator import FakeOrchestrator, FakePeer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+RUN = RunId("run")
+WINDOW = Limits(client_window_chunks=8, client_window_bytes=1024 * 1024)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Where the orchestrator listens."""
+    return str(tmp_path / "channel.sock")
+
+
+@pytest.fixture
+async def orchestrator(path: str) -> AsyncIterator[FakeOrchestrator]:
+    """A fake orchestrator that accepts clients."""
+    fake = FakeOrchestrator()
+    await fake.start(path)
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def pair(
+    path: str, orchestrator: FakeOrchestrator
+) -> AsyncIterator[tuple[Channel, FakePeer]]:
+    """A connected channel and its other end."""
+    connecting = asyncio.ensure_future(Channel.connect(path, run=RUN, name="test", limits=WINDOW))
+    peer = await orchestrator.accept()
+    channel = await connecting
+    yield channel, peer
+    await channel.aclose()

@@ -1,0 +1,83 @@
+"""Chunks on their way out: checks, trimming and storing."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.backends.contract import Chunk
+from stretto.errors import StageError
+from stretto.replica.outlet import Outlet, Trimmer
+from stretto.transport import PayloadWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def audio(start: int, count: int) -> Chunk:
+    """Return a chunk of numbered samples."""
+    values = {"audio": array("h", range(start, start + count)), "rate_hz": 24_000}
+    return Chunk(values=values, length=count, media_s=float(count))
+
+
+def samples(chunks: list[Chunk]) -> list[int]:
+    """Return the samples of all chunks."""
+    return [s for chunk in chunks for s in memoryview(chunk.values["audio"]).cast("B").cast("h")]
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=8), skip=st.integers(0, 30))
+def test_a_retry_delivers_exactly_the_units_after_the_skipped_ones(
+    sizes: list[int], skip: int
+) -> None:
+    """Whole chunks are left out and the straddling one is cut."""
+    chunks: list[Chunk] = []
+    for size in sizes:
+        chunks.append(audio(sum(sizes[: len(chunks)]), size))
+    kept = Trimmer(skip).kept(chunks)
+    assert samples(kept) == list(range(min(skip, sum(sizes)), sum(sizes)))
+    assert sum(chunk.length for chunk in kept) == max(0, sum(sizes) - skip)
+    assert sum(chunk.media_s for chunk in kept) == pytest.approx(max(0, sum(sizes) - skip))
+
+
+def test_what_is_no_array_of_units_is_not_cut() -> None:
+    """Cutting it would be a guess; the error says which value and where."""
+    chunk = Chunk(values={"frames": memoryview(bytes(12)).cast("B", (4, 3))}, length=4)
+    with pytest.raises(StageError, match=r"'frames' has shape \(4, 3\).*after 2 of 4"):
+        Trimmer(2).kept([chunk])
+    with pytest.raises(StageError, match="no array to cut"):
+        Trimmer(2).kept([Chunk(values={"text": "four"}, length=4)])
+
+
+def test_previews_are_not_counted_as_forwarded() -> None:
+    """Only data has a place in the stream."""
+    preview = Chunk(values={}, length=0, kind="preview")
+    assert Trimmer(3).kept([preview, audio(0, 3)]) == [preview]
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [(None, "made a NoneType"), (Chunk(values={}, length=-1), "length -1")],
+)
+def test_what_is_no_chunk_is_refused(made: object, text: str) -> None:
+    """The error says what the backend made instead."""
+    with pytest.raises(StageError, match=text):
+        Trimmer(0).kept([made])
+
+
+def test_chunks_are_stored_all_or_none(tmp_path: Path) -> None:
+    """A value that can't be carried takes the chunks before it back."""
+    writer = PayloadWriter(str(tmp_path), "w", 1 << 20, inline_limit=0)
+    outlet = Outlet(writer)
+    good = Chunk(values={"data": b"x"})
+    with pytest.raises(StageError, match="'bad'"):
+        outlet.put_all([good, good, Chunk(values={"bad": object()})])
+    assert writer.statistics().held == 0
+    outputs = outlet.put_all([good])
+    assert writer.statistics().held == 1
+    outlet.discard([output.payload for output in outputs])
+    assert writer.statistics().held == 0
+    writer.close()

@@ -1,0 +1,1 @@
+"""Frames, connections, the payload codec and the payload store."""

@@ -9,12 +9,16 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
 
 from stretto.backends.contract import Chunk, Finished, Input, More, Outcome, Task
 from stretto.backends.hibari_talker import Talker
 from stretto.backends.hibari_vocoder import Vocoder
 from stretto.backends.sentences import Sentences
-from stretto.types import Payload, RequestId, StageId, TaskKey
+from stretto.types import RequestId, StageId, TaskKey
+
+if TYPE_CHECKING:
+    from stretto.types import Payload
 
 TEXT = "A streaming engine sends its first audio before it has ended"
 
@@ -81,12 +85,7 @@ def _chunks(outcome: Outcome) -> list[Chunk]:
 
 
 def _frames_input(chunk: Chunk) -> Input:
-    frames, segment, ends = (chunk.values[name] for name in ("frames", "segment", "segment_end"))
-    assert isinstance(frames, memoryview)
-    assert isinstance(segment, int)
-    assert isinstance(ends, bool)
-    payload: Payload = {"frames": frames, "segment": segment, "segment_end": ends}
-    return Input(name="frames", payload=payload)
+    return Input(name="frames", payload=cast("Payload", chunk.values))
 
 
 def _ignore(what: str, fraction: float) -> None:

@@ -92,7 +92,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bare_terminal: bool = False
 
 
-class ScriptedBreak(Exception):  # noqa: N818 - it is the script's doing, not an error to handle
+class ScriptedBreak(Exception):
     """Raised out of a step because the script says so."""
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from stretto.core.commands import UNLIMITED, StageTiming, Timings
 from stretto.core.flow import EdgeFlow, OutputFlow, Sink
 from stretto.core.graph import EdgeMode, Limits, Plan
 from stretto.core.story import Story
 from stretto.types import (
-    ChannelId,
     EdgeId,
     OutputName,
     PayloadRef,
     ReplicaId,
-    RequestId,
-    SessionId,
     StageId,
     TaskKey,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stretto.core.events import RequestSubmitted
 
 
 class RequestState(Enum):
@@ -165,6 +168,14 @@ class Task:
                 nbytes = min(nbytes, sink.bytes_consumed + sink.window_bytes)
         return chunks, nbytes
 
+    def count(self, size_bytes: int, length: int, media_s: float) -> None:
+        """Count a data chunk."""
+        self.produced += 1
+        self.bytes_produced += size_bytes
+        self.units += length
+        self.media_s += media_s
+        self.deaths = 0
+
     def restart(self) -> None:
         """Become the next attempt: inputs from the beginning, nothing produced."""
         self.key = self.key._replace(attempt=self.key.attempt + 1)
@@ -224,7 +235,6 @@ class Request:
         "expires_at",
         "id",
         "kept_bytes",
-        "label",
         "options",
         "outputs",
         "plan",
@@ -238,20 +248,17 @@ class Request:
 
     def __init__(
         self,
-        request: RequestId,
-        channel: ChannelId,
+        submitted: RequestSubmitted,
         plan: Plan,
         limits: Limits,
-        may_retry: dict[StageId, bool],
-        session: SessionId | None,
+        may_retry: Mapping[StageId, bool],
     ) -> None:
-        self.id = request
-        self.channel = channel
+        self.id = submitted.request
+        self.channel = submitted.channel
         self.plan = plan
         self.state = RequestState.QUEUED
-        self.options: PayloadRef | None = None
-        self.priority = 0
-        self.label = ""
+        self.options = submitted.options
+        self.priority = submitted.priority
         self.kept_bytes = 0
         self.submitted_at = 0.0
         self.started_at: float | None = None
@@ -270,7 +277,7 @@ class Request:
         }
         self.tasks = {
             stage: Task(
-                TaskKey(request, stage, 0, session),
+                TaskKey(self.id, stage, 0, submitted.session),
                 tuple(self.edges[edge.id] for edge in plan.edges_in[stage]),
                 tuple(self.edges[edge.id] for edge in plan.edges_out[stage]),
                 tuple(self.outputs[name] for name in plan.outputs[stage]),

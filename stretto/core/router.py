@@ -281,6 +281,11 @@ class Router:
         live = self._requests.get(request)
         return live.story if live is not None else self._archive.get(request)
 
+    def state_of(self, request: RequestId) -> RequestState:
+        """Return where a request stands; `DONE` if it is not known, or not any more."""
+        live = self._requests.get(request)
+        return RequestState.DONE if live is None else live.state
+
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters and gauges."""
         states = [request.state for request in self._requests.values()]
@@ -378,37 +383,31 @@ class Router:
     def _plan(self, event: on.RequestSubmitted) -> Plan | Failure:
         """Return the request's plan, or why it is refused."""
         if self._is_stopping:
-            return _failure(
-                FailureKind.OVERLOADED,
-                "the server is shutting down",
+            return Failure(
+                kind=FailureKind.OVERLOADED,
+                detail="the server is shutting down",
                 code="server_shutting_down",
-                retry=1.0,
+                retry_after_s=1.0,
             )
         pipeline = self._pipelines.get(event.pipeline)
         if pipeline is None:
-            return _failure(
-                FailureKind.INVALID_REQUEST,
-                f"there is no pipeline {event.pipeline!r}; this server has: {', '.join(self._pipelines)}",
+            return Failure(
+                kind=FailureKind.INVALID_REQUEST,
+                detail=f"there is no pipeline {event.pipeline!r}; "
+                f"this server has: {', '.join(self._pipelines)}",
                 param="model",
                 code="model_not_found",
             )
         plan = self._induced(pipeline, event)
         if plan is None:
-            return _failure(
-                FailureKind.INVALID_REQUEST,
-                f"pipeline {pipeline.name!r} can't make {', '.join(event.outputs) or 'its outputs'} from "
-                f"{', '.join(name for name, _ in event.inputs) or 'nothing'}; its inputs are "
-                f"{', '.join(pipeline.inputs)}, its outputs {', '.join(o.name for o in pipeline.outputs)}",
-                param="outputs",
-                code="unsupported_value",
-            )
+            return _not_served(pipeline, event)
         queued = len(self._queued[pipeline.name])
         if queued >= self._limits.max_queued:
-            return _failure(
-                FailureKind.OVERLOADED,
-                f"{queued} requests are waiting, which is the limit; try again later",
+            return Failure(
+                kind=FailureKind.OVERLOADED,
+                detail=f"{queued} requests are waiting, which is the limit; try again later",
                 code="queue_full",
-                retry=self._drain_rate.retry_after_s(pipeline.name, queued, self._now),
+                retry_after_s=self._drain_rate.retry_after_s(pipeline.name, queued, self._now),
             )
         return plan
 
@@ -426,16 +425,12 @@ class Router:
 
     def _accept(self, event: on.RequestSubmitted, plan: Plan) -> Request:
         may_retry = {s: self._pools[s].spec.recovery == "retry" for s in plan.stages}
-        request = Request(
-            event.request, event.channel, plan, self._limits, may_retry, event.session
-        )
-        request.priority = event.priority
+        request = Request(event, plan, self._limits, may_retry)
         request.submitted_at = self._now
         longest_s = self._limits.request_timeout_s
         timeout_s = longest_s if event.timeout_s is None else min(event.timeout_s, longest_s)
         request.expires_at = self._now + timeout_s
         request.check_s = shortest_s(request, self._pools, self._limits)
-        request.options = event.options
         for payload in _present(event.options):
             self._holds.hold(payload)
         for name, payload in event.inputs:
@@ -579,28 +574,24 @@ class Router:
             self._late(event.payload)
             return
         request, task = found
-        if task.state is not TaskState.BOUND:
-            raise self._impossible(
-                f"{event.task} produced a chunk while {task.state.value}", request
-            )
+        self._check_chunk(request, task, event)
+        task.progress_at = self._now
+        self._holds.hold(event.payload)
         if event.kind == "preview":
-            self._preview(request, task, event)
-            return
-        if event.seq != task.produced or not task.has_credit:
-            raise self._impossible(
-                f"{event.task} produced chunk {event.seq}, expected {task.produced}; it has the right to "
-                f"send below chunk {task.granted_chunks} and byte {task.granted_bytes}",
-                request,
-            )
+            for output in task.outputs:
+                self._emit(request, output.name, event, event.seq)
+        else:
+            self._forward(request, task, event)
+        self._drop(event.payload)
+        if request.kept_bytes > self._limits.retention_bytes:
+            self._relieve(request)
+
+    def _forward(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
+        """Count a data chunk and give it to everybody who takes the task's chunks."""
         if not event.seq:
             task.first_chunk_at = self._now
             request.story.add(self._now, f"{task.key.stage}: first chunk")
-        task.produced += 1
-        task.bytes_produced += event.payload.size_bytes
-        task.units += event.length
-        task.media_s += event.media_s
-        task.progress_at = self._now
-        task.deaths = 0
+        task.count(event.payload.size_bytes, event.length, event.media_s)
         for output in task.outputs:
             self._emit(request, output.name, event, output.produced)
             output.produce(event.payload.size_bytes)
@@ -609,16 +600,16 @@ class Router:
             if not edge.is_closed:
                 self._append(request, edge, event.payload)
                 self._pass_on(request, edge)
-        if event.payload not in self._holds:
-            self._out.append(do.Release(payload=event.payload))
-        if request.kept_bytes > self._limits.retention_bytes:
-            self._relieve(request)
 
-    def _preview(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
-        task.progress_at = self._now
-        for output in task.outputs:
-            self._emit(request, output.name, event, event.seq)
-        self._discard((event.payload,))
+    def _check_chunk(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
+        is_next = event.kind == "preview" or (event.seq == task.produced and task.has_credit)
+        if task.state is not TaskState.BOUND or not is_next:
+            raise self._impossible(
+                f"{event.task} produced chunk {event.seq} while {task.state.value}; its next is "
+                f"{task.produced}, and its send right ends at chunk {task.granted_chunks} and byte "
+                f"{task.granted_bytes}",
+                request,
+            )
 
     def _emit(
         self, request: Request, output: OutputName, event: on.ChunkProduced, seq: int
@@ -722,10 +713,12 @@ class Router:
         if request.kept_bytes > self._limits.retention_bytes:
             self._fail(
                 request,
-                FailureKind.STAGE_ERROR,
-                f"more than {self._limits.retention_bytes} bytes wait between stages; "
-                "raise `orchestrator.limits.retention_bytes` or use stream edges",
-                code="retention_exceeded",
+                Failure(
+                    kind=FailureKind.STAGE_ERROR,
+                    detail=f"more than {self._limits.retention_bytes} bytes wait between stages; "
+                    "raise `orchestrator.limits.retention_bytes` or use stream edges",
+                    code="retention_exceeded",
+                ),
             )
 
     def _on_input_consumed(self, event: on.InputConsumed) -> None:
@@ -925,21 +918,10 @@ class Router:
         request.story.add(self._now, why)
         self._end(request, do.Cancelled(channel=request.channel, request=request.id))
 
-    def _fail(
-        self,
-        request: Request,
-        kind: FailureKind,
-        detail: str,
-        *,
-        where: str = "",
-        code: str | None = None,
-        retry: float | None = None,
-    ) -> None:
-        request.story.add(self._now, detail)
-        failure = _failure(
-            kind, f"request {request.id}: {detail}", where=where, code=code, retry=retry
-        )
-        self._end(request, do.Fail(channel=request.channel, request=request.id, failure=failure))
+    def _fail(self, request: Request, failure: Failure) -> None:
+        request.story.add(self._now, failure.detail)
+        named = msgspec.structs.replace(failure, detail=f"request {request.id}: {failure.detail}")
+        self._end(request, do.Fail(channel=request.channel, request=request.id, failure=named))
 
     def _end(self, request: Request, terminal: do.Finish | do.Fail | do.Cancelled) -> None:
         """End a request: the only way out, whatever the reason."""
@@ -1068,9 +1050,11 @@ class Router:
         if task.deaths >= self._limits.poison_deaths:
             self._fail(
                 request,
-                FailureKind.POISON_REQUEST,
-                f"{task.deaths} replicas of {stage} in a row died on it, the last: {reason}",
-                where=str(replica),
+                Failure(
+                    kind=FailureKind.POISON_REQUEST,
+                    detail=f"{task.deaths} replicas of {stage} in a row died on it, the last: {reason}",
+                    where=str(replica),
+                ),
             )
         elif task.may_retry:
             self._repeat(request, task)
@@ -1078,10 +1062,12 @@ class Router:
             why = "after it had sent output" if task.has_forwarded else "and this can't be repeated"
             self._fail(
                 request,
-                FailureKind.REPLICA_LOST,
-                f"replica {replica} died ({reason}) {why}; try again",
-                where=str(replica),
-                retry=1.0,
+                Failure(
+                    kind=FailureKind.REPLICA_LOST,
+                    detail=f"replica {replica} died ({reason}) {why}; try again",
+                    where=str(replica),
+                    retry_after_s=1.0,
+                ),
             )
 
     def _repeat(self, request: Request, task: Task) -> None:
@@ -1128,9 +1114,11 @@ class Router:
             if request.state is not _DRAINING:
                 self._fail(
                     request,
-                    FailureKind.ENGINE_DEAD,
-                    "the server shut down before it was finished",
-                    code="server_shutting_down",
+                    Failure(
+                        kind=FailureKind.ENGINE_DEAD,
+                        detail="the server shut down before it was finished",
+                        code="server_shutting_down",
+                    ),
                 )
         self._exit()
 
@@ -1148,16 +1136,17 @@ class Router:
         if self._now >= request.expires_at:
             self._fail(
                 request,
-                FailureKind.DEADLINE_EXCEEDED,
-                f"not finished in {request.expires_at - request.submitted_at:g} s",
-                where=self._holder(request),
+                Failure(
+                    kind=FailureKind.DEADLINE_EXCEEDED,
+                    detail=f"not finished in {request.expires_at - request.submitted_at:g} s",
+                    where=self._holder(request),
+                ),
             )
             return
         next_at = min(request.expires_at, self._now + request.check_s)
         for wait in waits_of(request, self._pools, self._limits):
             if self._now >= wait.until:
-                retry = 1.0 if wait.kind is FailureKind.NO_REPLICA else None
-                self._fail(request, wait.kind, wait.detail, where=wait.where, retry=retry)
+                self._fail(request, wait.failure)
                 return
             next_at = min(next_at, wait.until)
         self._deadlines.set(DeadlineKind.REQUEST, request.id, next_at)
@@ -1212,11 +1201,12 @@ class Router:
             assert (request.id in self._unbound[stage]) == is_unbound, f"{task.key}: unbound"
             assert is_bound or not task.held, f"{task.key}: holds payloads unbound"
         for edge in request.edges.values():
-            assert edge.base <= edge.fed <= edge.produced or edge.is_closed, (
-                f"{edge.spec.id}: cursors"
-            )
-            assert edge.consumed <= edge.fed or edge.is_closed, f"{edge.spec.id}: consumed"
-            assert is_live or not edge.chunks, f"{edge.spec.id}: keeps chunks of an ended request"
+            if is_live and not edge.is_closed:
+                assert edge.base <= edge.fed <= edge.produced, f"{edge.id}: fed"
+                assert edge.consumed <= edge.fed, f"{edge.id}: consumed"
+                assert len(edge.chunks) == edge.produced - edge.base, f"{edge.id}: kept"
+            else:
+                assert not edge.chunks, f"{edge.id}: keeps chunks that nobody wants"
         kept = sum(c.size_bytes for edge in request.edges.values() for c in edge.chunks)
         assert kept == request.kept_bytes, f"{request.id}: kept bytes"
 
@@ -1310,17 +1300,16 @@ class Router:
         return InvalidTransition(f"this is a bug in Stretto: {what}{story}")
 
 
-def _failure(
-    kind: FailureKind,
-    detail: str,
-    *,
-    where: str = "",
-    param: str | None = None,
-    code: str | None = None,
-    retry: float | None = None,
-) -> Failure:
+def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
+    wanted = ", ".join(event.outputs) or "its outputs"
+    given = ", ".join(name for name, _ in event.inputs) or "nothing"
+    inputs, outputs = ", ".join(pipeline.inputs), ", ".join(o.name for o in pipeline.outputs)
     return Failure(
-        kind=kind, detail=detail, where=where, param=param, code=code, retry_after_s=retry
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"pipeline {pipeline.name!r} can't make {wanted} from {given}; "
+        f"its inputs are {inputs}, its outputs {outputs}",
+        param="outputs",
+        code="unsupported_value",
     )
 
 

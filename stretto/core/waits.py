@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.core.requests import Request, RequestState, Task, TaskState
-from stretto.errors import FailureKind
+from stretto.errors import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,19 +21,10 @@ if TYPE_CHECKING:
 
 
 class Wait(NamedTuple):
-    """One wait.
-
-    Attributes:
-        until: When it has taken too long, in monotonic seconds.
-        kind: How the request fails then.
-        detail: The failure's text.
-        where: The stage, replica or side at fault.
-    """
+    """One wait: until when, in monotonic seconds, and how the request fails then."""
 
     until: float
-    kind: FailureKind
-    detail: str
-    where: str
+    failure: Failure
 
 
 def waits_of(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> Iterator[Wait]:
@@ -71,31 +62,36 @@ def _slot_waits(
         pool = pools[stage]
         if not pool.capacity:
             timeout_s = limits.stage_unavailable_timeout_s
-            reasons = [place.reason for place in pool.replicas if place.reason]
-            last = f"; the last one died: {reasons[-1]}" if reasons else ""
-            detail = f"stage {stage} had no usable replica for {timeout_s:g} s{last}"
-            yield Wait(
-                max(since, pool.empty_since) + timeout_s, FailureKind.NO_REPLICA, detail, stage
-            )
+            yield Wait(max(since, pool.empty_since) + timeout_s, _no_replica(pool, timeout_s))
     timeout_s = limits.queue_timeout_s
-    detail = f"no free slot in {timeout_s:g} s; the server is busy"
-    yield Wait(since + timeout_s, FailureKind.DEADLINE_EXCEEDED, detail, where)
+    yield Wait(
+        since + timeout_s, _too_long(f"no free slot in {timeout_s:g} s; the server is busy", where)
+    )
 
 
 def _progress_waits(task: Task, chunk_timeout_s: float, limits: Limits) -> Iterator[Wait]:
     """Yield the wait for a bound task, if its replica or the client holds it up."""
     if task.has_credit:
         if task.has_work:
-            yield Wait(
-                task.progress_at + chunk_timeout_s,
-                FailureKind.DEADLINE_EXCEEDED,
-                f"stage {task.key.stage} made no progress for {chunk_timeout_s:g} s",
-                str(task.replica),
-            )
+            detail = f"stage {task.key.stage} made no progress for {chunk_timeout_s:g} s"
+            yield Wait(task.progress_at + chunk_timeout_s, _too_long(detail, str(task.replica)))
     elif any(output.is_full for output in task.outputs):
-        yield Wait(
-            task.progress_at + limits.slow_client_timeout_s,
-            FailureKind.DEADLINE_EXCEEDED,
-            f"the client took nothing for {limits.slow_client_timeout_s:g} s while output was waiting",
-            "client",
-        )
+        timeout_s = limits.slow_client_timeout_s
+        detail = f"the client took nothing for {timeout_s:g} s while output was waiting"
+        yield Wait(task.progress_at + timeout_s, _too_long(detail, "client"))
+
+
+def _no_replica(pool: Pool, timeout_s: float) -> Failure:
+    stage = pool.spec.id
+    reasons = [place.reason for place in pool.replicas if place.reason]
+    last = f"; the last one died: {reasons[-1]}" if reasons else ""
+    return Failure(
+        kind=FailureKind.NO_REPLICA,
+        detail=f"stage {stage} had no usable replica for {timeout_s:g} s{last}",
+        where=stage,
+        retry_after_s=1.0,
+    )
+
+
+def _too_long(detail: str, where: str) -> Failure:
+    return Failure(kind=FailureKind.DEADLINE_EXCEEDED, detail=detail, where=where)

@@ -60,7 +60,8 @@ class LocalLauncher:
 
         try:
             self._children[spec.replica] = ChildProcess(
-                self._command,
+                # The last word is for people who look at a list of processes; the program ignores it.
+                (*self._command, f"{spec.replica.stage}/{spec.replica.slot}"),
                 msgspec.json.encode(spec),
                 on_exit=report,
                 on_line=lambda line: self._write_line(f"{label} {line}"),

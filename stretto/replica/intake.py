@@ -42,7 +42,7 @@ class AdapterShop:
         return self._factories[name]()
 
 
-def _unchanged(payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: ARG001, FBT001 - Adapter
+def _unchanged(payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: ARG001, FBT001 - the shape of an Adapter
     return (payload,) if payload else ()
 
 

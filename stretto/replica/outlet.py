@@ -39,7 +39,7 @@ class Outlet:
         outputs: list[Output] = []
         try:
             for chunk in chunks:
-                outputs.append(self._put(chunk))  # noqa: PERF401 - what is stored must be known
+                outputs.append(self._put(chunk))  # noqa: PERF401 - what is stored must be known if the next one fails
         except BaseException:
             self.discard(output.payload for output in outputs)
             raise

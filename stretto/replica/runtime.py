@@ -23,6 +23,7 @@ from stretto.errors import ConfigError, StartFailed, StrettoError
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.replica.compute import ComputeThread
 from stretto.replica.outlet import Outlet
+from stretto.replica.parts import Parts
 from stretto.replica.settings import RuntimeSettings
 from stretto.replica.stepping import StepDriver
 from stretto.replica.streaming import StreamDriver
@@ -69,7 +70,6 @@ class Replica:
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self._settings = RuntimeSettings.of(spec.runtime)
-        self._where = str(spec.replica)
         self._table = TaskTable()
         self._driver: Driver | None = None
         self._is_draining = False
@@ -137,33 +137,28 @@ class Replica:
             )
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may fail to load in any way
             if isinstance(error, StrettoError):
-                print(f"{type(error).__name__}: {error.detail}", file=sys.stderr)
+                sys.stderr.write(f"{type(error).__name__}: {error.detail}\n")
                 return StartFailed(error.detail)
             traceback.print_exception(error)
             return StartFailed(f"{type(error).__name__}: {error}")
         return backend
 
     def _driver_of(self, backend: Backend) -> Driver:
-        if hasattr(backend, "step"):
-            return StepDriver(
-                cast("StepBackend[Any]", backend),
-                table=self._table,
-                outlet=self._outlet,
-                reader=self._reader,
-                compute=self._compute,
-                send=self._send,
-                where=self._where,
-                max_batch=self._settings.max_batch,
-                max_wait_s=self._settings.max_wait_ms / 1000,
-            )
-        return StreamDriver(
-            cast("StreamBackend", backend),
+        parts = Parts(
             table=self._table,
+            compute=self._compute,
             outlet=self._outlet,
             reader=self._reader,
-            compute=self._compute,
             send=self._send,
-            where=self._where,
+            where=str(self._spec.replica),
+        )
+        if not hasattr(backend, "step"):
+            return StreamDriver(cast("StreamBackend", backend), parts)
+        return StepDriver(
+            cast("StepBackend[Any]", backend),
+            parts,
+            max_batch=self._settings.max_batch,
+            max_wait_s=self._settings.max_wait_ms / 1000,
         )
 
     def _facts(self, capabilities: Capabilities) -> link.StageFacts:

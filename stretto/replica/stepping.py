@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stretto.backends.contract import Finished, Input, More, StepBackend
 from stretto.errors import Failure, StageError
-from stretto.replica.compute import ComputeThread, attempt, failure_of
-from stretto.replica.intake import AdapterShop, Intake
+from stretto.replica.compute import attempt, failure_of
 from stretto.replica.outlet import Outlet, Trimmer
-from stretto.replica.tasks import Arrival, HeldTask, StepResult, TaskTable
+from stretto.replica.tasks import Arrival, HeldTask, StepResult
 from stretto.types import EdgeId, PayloadRef, TaskKey
 
 if TYPE_CHECKING:
-    from stretto.transport.payload_store import PayloadReader
+    from stretto.replica.intake import Intake
+    from stretto.replica.parts import Parts
 
 _UNOPENED = object()
 
@@ -158,25 +158,13 @@ def _as_sequence(value: object, what: str) -> Sequence[object]:
 class StepDriver:
     """The loop's side: chooses who takes part in the next round and takes over what it did."""
 
-    def __init__(  # noqa: PLR0913 - the parts of one replica, wired once
-        self,
-        backend: StepBackend[Any],
-        *,
-        table: TaskTable,
-        outlet: Outlet,
-        reader: PayloadReader | None,
-        compute: ComputeThread,
-        send: Callable[[], None],
-        where: str,
-        max_batch: int,
-        max_wait_s: float,
+    def __init__(
+        self, backend: StepBackend[Any], parts: Parts, *, max_batch: int, max_wait_s: float
     ) -> None:
-        self._worker = StepWorker(backend, outlet, where)
-        self._table = table
-        self._reader = reader
-        self._adapters = AdapterShop()
-        self._compute = compute
-        self._send = send
+        self._worker = StepWorker(backend, parts.outlet, parts.where)
+        self._parts = parts
+        self._table = parts.table
+        self._compute = parts.compute
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
         self._sessions: dict[TaskKey, StepSession] = {}
@@ -205,13 +193,13 @@ class StepDriver:
                 await self._wait_for_company()
             batch = self._table.next_batch(self._max_batch)
             if not closing and not batch:
-                self._send()
+                self._parts.send()
                 await self._changed.wait()
                 continue
             parts = [Part(self._session(task), task.take_arrivals()) for task in batch]
             ending = [self._sessions.pop(task.key) for task in closing]
             work = self._compute.submit(lambda e=ending, p=parts, b=batch: self._round(e, p, b))
-            self._send()  # what the last round did travels while this one computes
+            self._parts.send()  # what the last round did travels while this one computes
             viewed, results = await work
             del parts, ending
             for task, payloads in zip(closing, viewed, strict=True):
@@ -233,8 +221,8 @@ class StepDriver:
     def _session(self, task: HeldTask) -> StepSession:
         session = self._sessions.get(task.key)
         if session is None:
-            intake = Intake(task.opening, self._reader, self._adapters)
-            session = StepSession(intake, Trimmer(task.opening.skip_units), task.options_body)
+            trimmer = Trimmer(task.opening.skip_units)
+            session = StepSession(self._parts.intake(task), trimmer, task.options_body)
             self._sessions[task.key] = session
         return session
 
@@ -251,7 +239,7 @@ class StepDriver:
     def _absorbed(self, batch: list[HeldTask], cursors: list[dict[EdgeId, int]]) -> None:
         for task, reached in zip(batch, cursors, strict=True):
             self._table.absorbed(task, reached)
-        self._send()
+        self._parts.send()
 
     def _take_over(self, task: HeldTask, result: StepResult) -> None:
         self._table.stepped(task, result)

@@ -9,16 +9,16 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from stretto.errors import Failure
-from stretto.replica.compute import ComputeThread, attempt, failure_of
-from stretto.replica.intake import AdapterShop, Intake
-from stretto.replica.outlet import Outlet, Trimmer
-from stretto.replica.tasks import HeldTask, TaskState, TaskTable
+from stretto.replica.compute import attempt, failure_of
+from stretto.replica.outlet import Trimmer
+from stretto.replica.tasks import HeldTask, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from stretto.backends.contract import Chunk, Input, StreamBackend
-    from stretto.transport.payload_store import PayloadReader
+    from stretto.replica.intake import Intake
+    from stretto.replica.parts import Parts
     from stretto.types import EdgeId, PayloadRef, TaskKey
 
 CLOSE_TIMEOUT_S = 2.0
@@ -76,25 +76,12 @@ class _Inputs:
 class StreamDriver:
     """Runs the generators of all tasks."""
 
-    def __init__(  # noqa: PLR0913 - the parts of one replica, wired once
-        self,
-        backend: StreamBackend,
-        *,
-        table: TaskTable,
-        outlet: Outlet,
-        reader: PayloadReader | None,
-        compute: ComputeThread,
-        send: Callable[[], None],
-        where: str,
-    ) -> None:
+    def __init__(self, backend: StreamBackend, parts: Parts) -> None:
         self._backend = backend
-        self._table = table
-        self._outlet = outlet
-        self._reader = reader
-        self._adapters = AdapterShop()
-        self._compute = compute
-        self._send = send
-        self._where = where
+        self._parts = parts
+        self._table = parts.table
+        self._compute = parts.compute
+        self._where = parts.where
         self._players: dict[TaskKey, _Player] = {}
         self._group = asyncio.TaskGroup()
 
@@ -105,7 +92,7 @@ class StreamDriver:
 
     def opened(self, task: HeldTask) -> None:
         """Start a task's generator."""
-        player = _Player(task, Intake(task.opening, self._reader, self._adapters))
+        player = _Player(task, self._parts.intake(task))
         self._players[task.key] = player
         player.running = self._group.create_task(self._hold(player), name=str(task.key))
 
@@ -144,7 +131,7 @@ class StreamDriver:
         failure, cursors, viewed = await self._compute.submit(work)
         self._table.absorbed(player.task, cursors)
         self._table.viewed(player.task, viewed)
-        self._send()
+        self._parts.send()
         if failure is not None:
             raise _InputError(failure)
 
@@ -171,7 +158,7 @@ class StreamDriver:
         else:
             self._table.viewed(task, viewed)
             self._table.ended(task, end)
-        self._send()
+        self._parts.send()
 
     async def _play(self, player: _Player) -> Literal["finished"] | Failure:
         """Advance the generator to its end; return how it ended."""
@@ -203,8 +190,8 @@ class StreamDriver:
                 chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
-            self._table.produced(held, self._outlet.put_all(trimmer.kept((chunk,))))
-            self._send()
+            self._table.produced(held, self._parts.outlet.put_all(trimmer.kept((chunk,))))
+            self._parts.send()
             await asyncio.sleep(0)  # a generator that never waits must not keep the loop
 
 

@@ -330,16 +330,11 @@ class TaskTable:
         self.viewed(task, result.viewed)
         task.has_backlog = result.has_backlog
         task.is_end_next = result.is_end_next
-        if task.is_cancelled:
-            self._drop(result.outputs)
-            if result.end is not None:
-                self._end(task)
-            else:
-                task.state = TaskState.CLOSING
-            return
         self.produced(task, result.outputs)
         if result.end is not None:
             self.ended(task, result.end)
+        elif task.is_cancelled:
+            task.state = TaskState.CLOSING
         else:
             task.state = TaskState.PAUSED if result.after_s else TaskState.WAITING
 

@@ -75,7 +75,7 @@ def create_app(
         in_flight: Shared with the server, which drains it.
     """
     bounds = settings or ServerSettings()
-    running = in_flight or InFlight()
+    running = InFlight() if in_flight is None else in_flight
     app = _Application(
         running,
         title="Stretto",

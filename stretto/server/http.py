@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +38,6 @@ KEEP_ALIVE_S = 30
 FLUSH_S = 1.0
 """How long the end waits for clients to take what was written."""
 
-_RESET = struct.pack("ii", 1, 0)  # linger for no time: closing sends a reset
 _SIGNAL_EXIT = 128
 
 
@@ -48,6 +46,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*args, **options)
+        self.access_log = False  # uvicorn would turn it on for any handler of the root logger
         self._on_lost = on_lost
 
     def on_headers_complete(self) -> None:
@@ -61,21 +60,14 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._on_lost()
 
-    def _break_off(self, cycle: RequestResponseCycle, at_once: bool) -> None:  # noqa: FBT001 - an ASGI extension
-        """End the connection so that the client sees an incomplete body.
-
-        A chunked body without its end says so itself. HTTP/1.0 bodies end with the connection, so
-        only a reset tells.
-        """
+    def _break_off(self, cycle: RequestResponseCycle, at_once: bool) -> None:  # noqa: FBT001 - see speech
+        """End the connection so that the client sees an incomplete body: chunks without their end."""
         cycle.disconnected = True  # the application returns early, and uvicorn need not complain
         cycle.message_event.set()
-        if not at_once and cycle.chunked_encoding:
+        if at_once:
+            self.transport.abort()
+        else:
             self.transport.close()
-            return
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.transport.abort()
 
 
 class HttpServer(uvicorn.Server):
@@ -106,7 +98,6 @@ class HttpServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,
             proxy_headers=False,
             server_header=False,
             date_header=False,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _MAX_STEPS = 100_000
 _STAGE = StageId("checked")
 _CUMULATIVE_EVIDENCE = 3
+_CANCEL_TIMEOUT_S = 0.5
 T = TypeVar("T")
 
 
@@ -242,7 +243,7 @@ class _Check:
         playing = asyncio.create_task(play())
         await asyncio.sleep(0)
         playing.cancel()
-        done, _ = await asyncio.wait({playing}, timeout=1.0)
+        done, _ = await asyncio.wait({playing}, timeout=_CANCEL_TIMEOUT_S)
         if not done:
             raise BackendCheckFailed("a cancelled `run` goes on: let CancelledError through")
 

@@ -122,7 +122,9 @@ def decode(data: bytes | memoryview) -> dict[str, Value]:
             raise PayloadLost(f"A payload of {len(view)} bytes claims a header of {length} bytes.")
         scalars, strings, arrays = _DECODER.decode(view[_LENGTH.size : start])
     except (struct.error, msgspec.MsgspecError, RecursionError) as error:
-        raise PayloadLost(f"A payload of {len(view)} bytes has no readable header: {error}.") from error
+        raise PayloadLost(
+            f"A payload of {len(view)} bytes has no readable header: {error}."
+        ) from error
     values: dict[str, Value] = {**scalars, **strings}
     content = view[_aligned(start) :]
     for name, (code, shape, offset) in arrays.items():
@@ -149,14 +151,18 @@ def _view(name: str, value: Buffer) -> memoryview:
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError) as error:
-        raise _refusal(name, f"a {type(value).__name__} is neither a scalar nor an array ({error})") from None
+        raise _refusal(
+            name, f"a {type(value).__name__} is neither a scalar nor an array ({error})"
+        ) from None
     if view.format not in _FORMATS:
         reason = f"its array format {view.format!r} is not one of {', '.join(_FORMATS)}"
         raise _refusal(name, f"{reason}; convert it, for example with astype('float32')")
     if not view.c_contiguous:
         raise _refusal(name, "its array is not C-contiguous; use numpy.ascontiguousarray")
     if view.nbytes == 0 and not _is_sliceable(view.shape):
-        raise _refusal(name, f"an empty array's first dimension alone may be zero, its shape is {view.shape}")
+        raise _refusal(
+            name, f"an empty array's first dimension alone may be zero, its shape is {view.shape}"
+        )
     return view
 
 
@@ -173,10 +179,14 @@ def _encode_header(header: _Header) -> bytes:
 
 
 def _refusal(name: str, reason: str) -> StageError:
-    return StageError(f"The value {name!r} can't be carried by a chunk: {reason}.", code="unsupported_value")
+    return StageError(
+        f"The value {name!r} can't be carried by a chunk: {reason}.", code="unsupported_value"
+    )
 
 
-def _array(name: str, content: memoryview, code: str, shape: tuple[int, ...], offset: int) -> memoryview:
+def _array(
+    name: str, content: memoryview, code: str, shape: tuple[int, ...], offset: int
+) -> memoryview:
     """Return one array of a payload after checking that it lies within it."""
     item_bytes = _FORMATS.get(code)
     if item_bytes is None or not 0 < len(shape) <= _MAX_DIMENSIONS or min(shape) < 0 or offset < 0:

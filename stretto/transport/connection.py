@@ -96,8 +96,12 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         self._reader = FrameReader(max_frame_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.Transport | None = None
-        self._reason: str | None = None  # why it ends; set once, and nothing is delivered after that
-        self._is_lost = False  # the transport has gone; rest of what it received may still be delivered
+        self._reason: str | None = (
+            None  # why it ends; set once, and nothing is delivered after that
+        )
+        self._is_lost = (
+            False  # the transport has gone; rest of what it received may still be delivered
+        )
         self._is_flush_due = False
         self._is_reading_paused = False
         self._max_frame_bytes = max_frame_bytes
@@ -221,7 +225,9 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
     def eof_received(self) -> bool:
         """Take the peer's end for the end of both directions: a peer never half-closes."""
         partial = self._reader.partial_bytes
-        self._abort_for(f"end of stream {partial} bytes into a frame" if partial else "end of stream")
+        self._abort_for(
+            f"end of stream {partial} bytes into a frame" if partial else "end of stream"
+        )
         return False
 
     def pause_writing(self) -> None:

@@ -18,7 +18,9 @@ _MAX_PATH_BYTES = 107
 def socket_base() -> str:
     """Return the folder for run directories that hold sockets: `$XDG_RUNTIME_DIR` if it is ours, or `/tmp`."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    is_ours = base.startswith("/") and Path(base).is_dir() and Path(base).stat().st_uid == os.getuid()
+    is_ours = (
+        base.startswith("/") and Path(base).is_dir() and Path(base).stat().st_uid == os.getuid()
+    )
     return base if is_ours and os.access(base, os.W_OK | os.X_OK) else "/tmp"  # noqa: S108 - see RunDirectory
 
 

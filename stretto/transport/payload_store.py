@@ -283,16 +283,22 @@ class PayloadReader:
         if self._directory is None or ref.place != SHARED_MEMORY or not _is_key(ref.key):
             raise PayloadLost(f"{ref} does not name a payload file that this process can read.")
         try:
-            fd = os.open(ref.key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+            fd = os.open(
+                ref.key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory
+            )
         except OSError as error:
             raise PayloadLost(f"The payload {ref.key} can't be read: {error.strerror}.") from error
         try:
             size = os.fstat(fd).st_size
             if not 0 < ref.size_bytes <= size:
-                raise PayloadLost(f"The payload {ref.key} has {size} bytes, {ref.size_bytes} were announced.")
+                raise PayloadLost(
+                    f"The payload {ref.key} has {size} bytes, {ref.size_bytes} were announced."
+                )
             mapping = mmap.mmap(fd, ref.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except OSError as error:
-            raise PayloadLost(f"The payload {ref.key} can't be mapped: {error.strerror}.") from error
+            raise PayloadLost(
+                f"The payload {ref.key} can't be mapped: {error.strerror}."
+            ) from error
         finally:
             os.close(fd)
         return Mapped(mapping, ref.size_bytes)
@@ -320,7 +326,9 @@ def unannounced(directory: str, owner: str, announced: Container[str]) -> tuple[
     prefix = f"{owner}."
     names = sorted(os.listdir(directory))  # noqa: PTH208 - only names are needed
     return tuple(
-        name for name in names if name.startswith(prefix) and _is_key(name) and name not in announced
+        name
+        for name in names
+        if name.startswith(prefix) and _is_key(name) and name not in announced
     )
 
 

@@ -118,6 +118,8 @@ def _remove(path: str) -> bool:
         os.close(directory)
     try:
         Path(path).rmdir()
-    except OSError:  # a process of the run is still writing; the next reclaim finds it without an owner
+    except (
+        OSError
+    ):  # a process of the run is still writing; the next reclaim finds it without an owner
         return False
     return True

@@ -93,6 +93,7 @@ def test_the_first_chunk_is_small_and_the_ramp_goes_on_over_sentences(talker: Ta
     assert all(map(np.array_equal, segments, segments_of(again)))
 
 
+@pytest.mark.slow
 def test_frames_are_the_packages_own(talker: Talker, hibari: Any) -> None:  # noqa: ANN401
     """With the package's synthesis behind it, and no noise, both chains make the same audio."""
     frames = segments_of(say(talker, SENTENCES[0]))[0].copy()
@@ -127,6 +128,7 @@ def test_packed_weights_read_like_the_packages(talker: Talker, hibari: Any, text
     assert ours._phonemize(text) == hibari.g2p(" ".join(text.split()))  # noqa: SLF001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -147,6 +149,14 @@ def test_difficult_text_is_spoken_or_skipped(talker: Talker, text: str) -> None:
         assert np.isfinite(frames).all()
 
 
+def test_what_the_package_can_not_read_is_spelled(talker: Talker) -> None:
+    """A dotted capital I is an I, and a number without a name is read digit by digit."""
+    ours: Any = talker
+    phonemize = ours._phonemize  # noqa: SLF001
+    assert phonemize("\u0130stanbul, hello.") == phonemize("Istanbul, hello.")
+    assert phonemize("See " + "9" * 60).count(phonemize("9")) == 60
+
+
 @pytest.mark.parametrize("payload", [{}, {"text": ""}, {"text": " \n"}, {"text": "🎉"}])
 def test_text_without_anything_to_speak_gives_no_chunk(talker: Talker, payload: Payload) -> None:
     """An empty last input, white space, symbols without a name."""
@@ -156,6 +166,7 @@ def test_text_without_anything_to_speak_gives_no_chunk(talker: Talker, payload: 
     assert chunks_of(outcome) == []
 
 
+@pytest.mark.slow
 def test_a_long_input_takes_several_steps(talker: Talker) -> None:
     """Each step is one utterance, so that other tasks get their turn."""
     state = talker.open(task())

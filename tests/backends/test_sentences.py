@@ -28,6 +28,7 @@ def pieces_of(*parts: str) -> list[str]:
     return [str(payload["text"]) for payload in payloads]
 
 
+@pytest.mark.slow
 @given(text=PROSE, cuts=st.lists(st.integers(0, 900), max_size=8))
 @example(text="a" * 299 + " " * 5 + "b" * 299, cuts=[299, 300, 301])
 @example(text=" " * 700 + "Hi. " * 100, cuts=[10, 650, 701])
@@ -52,6 +53,7 @@ def test_pieces_are_the_text_whatever_the_payloads(text: str, cuts: list[int]) -
         ["“Why?” he asked. ", "Nobody knew…\n", "End"],
         ["A title\n\n", "wrapped\n", "lines"],
         ["See no. 5 and Fig. 3 of the U.S. report, e.g. Table 2. ", "Done."],
+        ["No. ", "He said no. ", "It rained until Dec. ", "Then it froze."],
         ["1. First the list. ", "2. Then its end."],
         ["Wait... what? ", "Wait... ", "What?!  ", "In 1984. ", "Then."],
         ["  Spaces first. ", "Last.  \n "],
@@ -78,6 +80,9 @@ def test_a_long_sentence_is_cut_at_a_clause_then_at_a_word() -> None:
     first, *_ = pieces_of(f"Well, {words.strip()}, {words * 2}")
     assert first == f"Well, {words.strip()}, "
     assert {len(piece) for piece in pieces_of("word " * 200)} == {MAX_CHARS, 100}
+    assert (
+        len(pieces_of("Well, " + "word " * 100)[0]) == MAX_CHARS - 4
+    )  # behind "Well, " and 58 words
 
 
 @pytest.mark.parametrize("cluster", ["e\u0301", "👩\u200d🚀", "👍\U0001f3fd", "\ud83d\ude00"])
@@ -89,6 +94,7 @@ def test_a_cut_without_any_gap_parts_no_character(cluster: str) -> None:
     assert unicodedata.category(pieces_of("a" + "\u0301" * 800)[1][0]) == "Mn"  # but it always cuts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["word ", "a", ". ", "\n", " ", '."', "Dr. ", "é\u0301"])
 def test_a_hundred_thousand_characters_take_linear_time(unit: str) -> None:
     """No text makes it quadratic, at once or character by character."""

@@ -80,6 +80,12 @@ class Server:
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
 
+    def run_directories(self) -> list[Path]:
+        """Return the directories that the supervisor owns: it holds a lock in each."""
+        descriptors = Path(f"/proc/{self.process.pid}/fd")
+        files = [Path(os.readlink(fd)) for fd in descriptors.iterdir()]
+        return sorted(file.parent for file in files if file.parent.name.startswith("stretto-"))
+
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
@@ -89,10 +95,11 @@ class Server:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                self._changed.notify_all()
+        with self.process.stderr as stream:
+            for line in stream:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 
@@ -118,12 +125,14 @@ def serving(
     *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> Generator[Server]:
     """Run a server until the block ends; nothing of it may be left behind."""
-    before = set(shared_memory_directories())
     server = launch(*arguments, cwd=cwd, environment=environment)
     tree: list[psutil.Process] = []
+    directories: list[Path] = []
     try:
         server.url = server.wait_line(READY.pattern).group(1)
         tree = server.tree()
+        directories = server.run_directories()
+        assert len(directories) == 2, "one for sockets, one for payloads"
         yield server
         if server.process.poll() is None:
             tree = server.tree()
@@ -134,12 +143,7 @@ def serving(
             server.process.wait(10)
     left = psutil.wait_procs(tree, timeout=5)[1]
     assert not left, f"left behind: {left}"
-    assert set(shared_memory_directories()) <= before
-
-
-def shared_memory_directories() -> list[str]:
-    """Return the run directories of servers in shared memory."""
-    return sorted(path.name for path in Path("/dev/shm").glob("stretto-*"))
+    assert not [path for path in directories if path.exists()]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 
 from stretto.core.graph import Limits
 from stretto.engine.channel import Channel
@@ -13,11 +14,18 @@ from stretto.types import RunId
 from tests.support.fake_orchestrator import FakeOrchestrator, FakePeer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 RUN = RunId("run")
 WINDOW = Limits(client_window_chunks=8, client_window_bytes=1024 * 1024)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on both loops: an application brings its own, our processes use uvloop."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

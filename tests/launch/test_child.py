@@ -95,6 +95,26 @@ async def test_a_flood_of_output_arrives_whole() -> None:
     assert lines == [str(number) for number in range(50_000)]
 
 
+async def test_output_that_is_seen_later_than_the_end_is_not_lost() -> None:
+    """What the group wrote after the child had ended, and before anybody looked, arrives too."""
+    code = """
+        ended, held = os.pipe()
+        if os.fork() == 0:
+            os.close(held)
+            os.read(ended, 1)  # returns when the child has ended
+            os.write(1, b"late")
+        os._exit(0)
+    """
+    read_fd, write_fd = os.pipe()
+    lines = Lines()
+    child = ChildProcess(python(code), b"", on_exit=ignore, on_line=lines, pass_fds=[write_fd])
+    os.close(write_fd)
+    assert os.read(read_fd, 1) == b""  # the loop stands still until all of them have ended
+    os.close(read_fd)
+    assert await child.wait() == CLEAN_EXIT
+    assert lines.seen == ["late"]
+
+
 async def test_the_last_lines_are_kept() -> None:
     """Only the newest lines are remembered."""
     child = ChildProcess(

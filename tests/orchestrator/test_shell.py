@@ -142,7 +142,7 @@ async def test_a_stranger_with_the_wrong_nonce_is_refused(tmp_path: Path) -> Non
         await a.wait_closed()
 
 
-async def test_a_flood_on_one_link_does_not_starve_another(tmp_path: Path) -> None:
+async def test_situation_E7_a_flood_on_one_link_does_not_starve_another(tmp_path: Path) -> None:
     """One turn takes at most 64 events of a link, so the other link's single chunk is not last."""
     order: list[str] = []
     all_seen = asyncio.Event()

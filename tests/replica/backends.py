@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from stretto.backends.contract import (
     Capabilities,
@@ -89,7 +90,7 @@ class Obedient(Base):
         if "short" in texts:
             return []
         if "nothing" in texts:
-            return None
+            return cast("Sequence[Outcome]", None)
         for task, item in items:
             seen.inputs.setdefault(task.key.request, []).append(item)
         return [self._outcome(text) for text in texts]
@@ -109,8 +110,8 @@ class Obedient(Base):
             "more": lambda: More(Chunk(values={"text": text})),
             "sleep": lambda: More(after_s=float(argument)),
             "finish": lambda: Finished(Chunk(values={"text": text})),
-            "none": lambda: None,
-            "bad": lambda: (Chunk(values={"bad": object()}),),
+            "none": lambda: cast("Outcome", None),
+            "bad": lambda: (Chunk(values={"bad": cast("str", object())}),),
         }
         return outcomes.get(verb, lambda: (Chunk(values={"text": text}),))()
 
@@ -130,8 +131,16 @@ class Copycat(Base):
         """Release nothing."""
 
 
-class Hoarder(Copycat):
-    """A step backend that keeps a view until its task ends."""
+class Twice(Copycat):
+    """A step backend that gives its input's values back twice."""
+
+    def step(self, items: Sequence[tuple[Task, Input]]) -> Sequence[Outcome]:
+        """Give each input back, and again."""
+        return [[Chunk(values=dict(item.payload))] * 2 for _, item in items]
+
+
+class Hoarder(Base):
+    """A step backend that keeps views until their task ends."""
 
     def open(self, task: Task) -> list[object]:
         """Start an empty hoard."""
@@ -145,8 +154,7 @@ class Hoarder(Copycat):
         return [() for _ in items]
 
     def close(self, state: list[object]) -> None:
-        """Let go."""
-        state.clear()
+        """Leave it to the runtime to let go."""
 
 
 class Streaming(Base):
@@ -166,23 +174,26 @@ class Streaming(Base):
                     case "return":
                         return
                     case "hang":
-                        await asyncio.get_running_loop().create_future()
+                        await _for_ever()
                     case "deaf":
-                        try:
-                            await asyncio.get_running_loop().create_future()
-                        except asyncio.CancelledError:
-                            yield Chunk(values={"n": -1})
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await _for_ever()
+                        yield Chunk(values={"n": -1})
                     case "count":
                         for n in range(int(argument)):
                             yield Chunk(values={"n": n})
                     case "none":
-                        yield None
-                    case "":
-                        pass
-                    case _:
+                        yield cast("Chunk", None)
+                    case _ if item.payload:
                         yield Chunk(values=dict(item.payload))
+                    case _:
+                        pass
         finally:
             seen.closed[request] += 1
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
 
 
 class Cumulative(Obedient):

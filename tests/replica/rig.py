@@ -105,7 +105,8 @@ class Rig:
 
     def audio(self, task: TaskKey) -> bytes:
         """Return the audio of a task's chunks so far."""
-        return b"".join(bytes(values["audio"]) for values in self.chunks(task))
+        pieces = [values["audio"] for values in self.chunks(task)]
+        return b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
     def end(self, task: TaskKey) -> link.Ended | None:
         """Return how a task has ended; that must be the last that was heard of it, and only once."""
@@ -137,7 +138,7 @@ class Rig:
         if self._connection is not None:
             self._connection.abort()
 
-    def open(  # noqa: PLR0913 - the fields of the message
+    def open(
         self,
         task: TaskKey,
         *edges: EdgeSpec,
@@ -157,7 +158,7 @@ class Rig:
 
     def feed(self, task: TaskKey, values: Payload, on: EdgeSpec = TEXT) -> PayloadRef:
         """Feed a task's next chunk on an edge."""
-        payload, body = self._writer.put(encode({k: v for k, v in values.items()}))
+        payload, body = self._writer.put(encode(dict(values)))
         seq = self._seq.get((task, on.id), 0)
         self._seq[task, on.id] = seq + 1
         self.send(link.Feed(task, on.id, seq, payload), body)

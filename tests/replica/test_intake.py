@@ -29,7 +29,8 @@ class Pairs:
     def __init__(self) -> None:
         self._kept: list[str] = []
 
-    def __call__(self, payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: FBT001 - Adapter
+    def __call__(self, payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: FBT001 - the shape of an Adapter
+        """Join."""
         if payload:
             self._kept.append(str(payload["text"]))
         if len(self._kept) == 2 or (final and self._kept):
@@ -38,7 +39,7 @@ class Pairs:
         return ()
 
 
-def split(payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: FBT001 - Adapter
+def split(payload: Payload, final: bool) -> Sequence[Payload]:  # noqa: FBT001 - the shape of an Adapter
     """Give one input per word."""
     return [{"text": word} for word in str(payload.get("text", "")).split() if not final]
 

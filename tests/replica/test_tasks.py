@@ -92,6 +92,15 @@ def test_nothing_is_sent_beyond_the_send_right() -> None:
     assert len(table.next_batch(8)) == 1
 
 
+def test_without_send_right_a_task_does_not_begin() -> None:
+    """Its chunk stays unconsumed until it may send."""
+    table = TaskTable()
+    task = opened(table, chunks=0)
+    assert table.next_batch(8) == []
+    table.grant(A, 1, UNLIMITED)
+    assert table.next_batch(8) == [task]
+
+
 def test_one_chunk_may_pass_the_byte_limit() -> None:
     """A chunk may be sent while fewer bytes than granted were sent, however large it is."""
     table = TaskTable()
@@ -130,7 +139,7 @@ def test_finishing_waits_for_buffered_outputs() -> None:
 
 
 @pytest.mark.parametrize("is_handed_over", [False, True])
-def test_the_end_of_an_input_needs_no_send_right(is_handed_over: bool) -> None:  # noqa: FBT001
+def test_the_end_of_an_input_needs_no_send_right(is_handed_over: bool) -> None:  # noqa: FBT001 - a fact under test
     """A task that has sent all it may gets the step that ends it, but none for another chunk."""
     table = TaskTable()
     task = opened(table, chunks=1)
@@ -280,16 +289,16 @@ def test_a_paused_task_gets_no_step_until_it_resumes() -> None:
 
 
 def test_tasks_that_have_sent_nothing_go_first() -> None:
-    """The first audio of a new task comes before more audio of an old one."""
+    """A new task comes before one that was passed over, also where playback time means nothing."""
     table = TaskTable()
-    old, new = task_key("old"), task_key("new")
-    for key in (old, new):
-        table.open(opening(key), None)
+    for key in (task_key("first"), task_key("second")):
+        task = table.open(opening(key), None)
         feed(table, key)
-    (first,) = table.next_batch(1)
-    assert first.key == old
-    table.stepped(first, StepResult(outputs=[output(media_s=0.1)], has_backlog=True))
-    assert [task.key for task in table.next_batch(1)] == [new]
+        table.produced(task, [output()])
+    assert [task.key.request for task in table.next_batch(1)] == ["first"]
+    table.open(opening(task_key("new")), None)
+    feed(table, task_key("new"))
+    assert [task.key.request for task in table.next_batch(2)] == ["new", "second"]
 
 
 def test_the_task_nearest_to_running_dry_goes_next() -> None:

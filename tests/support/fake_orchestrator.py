@@ -59,13 +59,13 @@ def replica(
     return msgspec.convert({"replica": identity, "state": state, **more}, ReplicaState)
 
 
-def facts(**media: float | str) -> StageFacts:
-    """Return what a vocoder declares."""
+def facts(*, voices: tuple[str, ...] = (), **media: float | str) -> StageFacts:
+    """Return what a stage declares; it speaks 24 kHz unless said otherwise."""
     return StageFacts(
         kind="generation",
         unit="samples",
         media=media or {"rate_hz": 24000, "channels": 1, "format": "s16le"},
-        voices=(),
+        voices=voices,
         recovery="retry",
     )
 

@@ -231,21 +231,33 @@ async def test_the_last_words_of_a_peer_are_read_although_writing_to_it_fails() 
 GARBAGE = [
     pytest.param(struct.pack("<II", 2 << 20, 4), "frame of 2097156 bytes", id="oversize"),
     pytest.param(b"GET / HTTP/1.1\r\n\r\n", "frame of", id="http"),
-    pytest.param(struct.pack("<II", 9, 6) + b"x" * 5, "header of 6 bytes", id="header beyond frame"),
+    pytest.param(
+        struct.pack("<II", 9, 6) + b"x" * 5, "header of 6 bytes", id="header beyond frame"
+    ),
     pytest.param(struct.pack("<II", 5, 1) + b"\xc1", "undecodable header", id="no msgpack"),
-    pytest.param(struct.pack("<II", 8, 4) + b"\x91\x92\x63\x00", "undecodable header", id="unknown tag"),
-    pytest.param(struct.pack("<II", 9, 5) + b"\xdd\xff\xff\xff\xff", "undecodable header", id="huge list"),
+    pytest.param(
+        struct.pack("<II", 8, 4) + b"\x91\x92\x63\x00", "undecodable header", id="unknown tag"
+    ),
+    pytest.param(
+        struct.pack("<II", 9, 5) + b"\xdd\xff\xff\xff\xff", "undecodable header", id="huge list"
+    ),
     pytest.param(
         struct.pack("<II", 10009, 10005) + b"\x91\x92\x02" + b"\x91" * 10001 + b"\x00",
         "undecodable header",
         id="deep nesting",
     ),
-    pytest.param(struct.pack("<II", 16, 12) + b"\x80\x04\x95\x10cposix\nsy", "undecodable header", id="pickle"),
+    pytest.param(
+        struct.pack("<II", 16, 12) + b"\x80\x04\x95\x10cposix\nsy",
+        "undecodable header",
+        id="pickle",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("garbage", "reason"), GARBAGE)
-async def test_garbage_closes_its_own_connection_only(garbage: bytes, reason: str, socket_path: str) -> None:
+async def test_garbage_closes_its_own_connection_only(
+    garbage: bytes, reason: str, socket_path: str
+) -> None:
     """What came before garbage is delivered, the reason is named, and other connections go on."""
     owner = Owner()
     server = await serve_unix(socket_path, owner.make)
@@ -379,7 +391,9 @@ async def test_sends_after_the_end_are_counted_and_ignored() -> None:
 async def test_nothing_is_delivered_after_the_own_end(end: str) -> None:
     """An owner that ends the connection while handling a frame does not see the next one."""
     owner = Owner()
-    owner.react = lambda connection, messages: connection.close() if end == "close" else connection.abort()
+    owner.react = lambda connection, messages: (
+        connection.close() if end == "close" else connection.abort()
+    )
     ours, peer = socket_pair()
     await owner.over(ours)
 
@@ -453,7 +467,9 @@ async def test_an_exception_of_the_owner_closes_the_connection_and_is_not_swallo
     """A bug in the callback reaches the loop's exception handler and ends this connection once."""
     owner = Owner()
     seen: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context.get("exception")))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: seen.append(context.get("exception"))
+    )
 
     def broken(connection: Connection[Message], messages: list[Message]) -> None:
         raise KeyError("a bug")
@@ -520,8 +536,10 @@ async def test_statistics_add_up_at_both_ends() -> None:
     assert before.messages_out_total == 0
     assert (sent.frames_out_total, sent.messages_out_total) == (1, 2)
     assert (received.frames_in_total, received.messages_in_total) == (1, 2)
-    assert sent.bytes_out_total == received.bytes_in_total == len(
-        frame_bytes([Note(1, size=3), Mark()], [b"abc"])
+    assert (
+        sent.bytes_out_total
+        == received.bytes_in_total
+        == len(frame_bytes([Note(1, size=3), Mark()], [b"abc"]))
     )
 
 

@@ -40,7 +40,9 @@ SIZES = SHORT | st.integers(SMALL - 40, SMALL + 40)
 
 def contents_of(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[list[list[tuple[str, int]]]]:
     """Frames as lists of messages with a text and the size of a body."""
-    return st.lists(st.lists(st.tuples(st.text(max_size=20), sizes), min_size=1, max_size=4), max_size=6)
+    return st.lists(
+        st.lists(st.tuples(st.text(max_size=20), sizes), min_size=1, max_size=4), max_size=6
+    )
 
 
 @settings(deadline=None)
@@ -54,7 +56,10 @@ def test_any_split_of_short_frames_gives_the_same_frames(
 
 
 @settings(deadline=None, max_examples=50)
-@given(contents=contents_of(SIZES), reads=st.lists(st.integers(1000, 2 * SMALL), min_size=1, max_size=6))
+@given(
+    contents=contents_of(SIZES),
+    reads=st.lists(st.integers(1000, 2 * SMALL), min_size=1, max_size=6),
+)
 @example(contents=[[("large", SMALL * 9)], [("after", 1)]], reads=[SMALL])
 def test_any_split_of_frames_around_the_buffer_size_gives_the_same_frames(
     contents: list[list[tuple[str, int]]], reads: list[int]
@@ -68,7 +73,9 @@ def check_split(contents: list[list[tuple[str, int]]], reads: list[int]) -> None
     expected: list[tuple[list[Message], bytes]] = []
     stream = b""
     for content in contents:
-        notes: list[Message] = [Note(number, text, size) for number, (text, size) in enumerate(content)]
+        notes: list[Message] = [
+            Note(number, text, size) for number, (text, size) in enumerate(content)
+        ]
         bodies = [(PATTERN * (size // len(PATTERN) + 1))[:size] for _, size in content]
         expected.append((notes, b"".join(bodies)))
         stream += frame_bytes(notes, bodies)
@@ -106,7 +113,9 @@ def test_a_frame_stops_growing_at_the_coalescing_limit() -> None:
 
     assert full is not None
     assert feed(FrameReader(), b"".join(full), [SMALL]) == [([Note(0, size=len(half))], half)]
-    assert feed(FrameReader(), b"".join(encoder.take() or ()), [SMALL]) == [([Note(1, size=len(half))], half)]
+    assert feed(FrameReader(), b"".join(encoder.take() or ()), [SMALL]) == [
+        ([Note(1, size=len(half))], half)
+    ]
 
 
 def test_a_message_larger_than_a_frame_is_refused_and_leaves_no_trace() -> None:
@@ -128,7 +137,9 @@ def test_the_largest_frame_that_may_be_sent_may_be_received() -> None:
     encoder = FrameEncoder(limit)
     encoder.add(Note(1, size=500), body)
 
-    assert feed(FrameReader(limit), b"".join(encoder.take() or ()), [SMALL]) == [([Note(1, size=500)], body)]
+    assert feed(FrameReader(limit), b"".join(encoder.take() or ()), [SMALL]) == [
+        ([Note(1, size=500)], body)
+    ]
     with pytest.raises(FrameError):
         encoder.add(Note(1, size=500), body + b"x")
 
@@ -139,7 +150,9 @@ def test_a_body_counts_in_bytes_whatever_its_format() -> None:
     encoder = FrameEncoder()
     encoder.add(Note(1, size=8), memoryview(floats))
 
-    assert feed(FrameReader(), b"".join(encoder.take() or ()), [3]) == [([Note(1, size=8)], floats.tobytes())]
+    assert feed(FrameReader(), b"".join(encoder.take() or ()), [3]) == [
+        ([Note(1, size=8)], floats.tobytes())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +164,9 @@ def test_a_body_counts_in_bytes_whatever_its_format() -> None:
         (b"GET / HTTP/1.1\r\n", "frame of"),
     ],
 )
-def test_bytes_that_are_no_frame_are_refused_before_room_is_made(prefix: bytes, reason: str) -> None:
+def test_bytes_that_are_no_frame_are_refused_before_room_is_made(
+    prefix: bytes, reason: str
+) -> None:
     """A claim beyond the limits fails at once and allocates nothing."""
     reader = FrameReader()
 

@@ -43,7 +43,9 @@ class Owner:
         self.closed: list[str] = []
         self.levels: list[str] = []
         self.connections: list[Connection[Message]] = []
-        self.react: Callable[[Connection[Message], list[Message]], None] = lambda connection, messages: None
+        self.react: Callable[[Connection[Message], list[Message]], None] = (
+            lambda connection, messages: None
+        )
         self._changed = asyncio.Event()
 
     @property
@@ -82,7 +84,9 @@ class Owner:
         await self.wait(lambda: self.closed)
         return self.closed[0]
 
-    def _on_frame(self, connection: Connection[Message], messages: list[Message], body: memoryview) -> None:
+    def _on_frame(
+        self, connection: Connection[Message], messages: list[Message], body: memoryview
+    ) -> None:
         self.frames.append(messages)
         at = 0
         for message in messages:

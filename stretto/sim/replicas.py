@@ -1,0 +1,209 @@
+"""A simulated replica process: it loads, computes in virtual time, obeys its send right, and may break.
+
+Messages of one link keep their order in both directions; only the news of a death may overtake them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, TypeAlias
+
+from stretto.core import commands as do
+from stretto.core import events as on
+from stretto.errors import Failure, FailureKind
+from stretto.types import INLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.sim.world import World
+    from stretto.types import EdgeId, PayloadRef, ReplicaId, TaskKey
+
+ToReplica: TypeAlias = do.Dispatch | do.Feed | do.CloseInput | do.CancelTask | do.Grant
+
+
+class SimTask:
+    """One open task: its inputs, what it made and may not send yet, and what it views."""
+
+    def __init__(self, opening: do.Dispatch) -> None:
+        self.key = opening.task
+        self.open_edges = {edge.id: 0 for edge in opening.edges}
+        self.arrivals: deque[tuple[EdgeId, int, PayloadRef]] = deque()
+        self.unsent: deque[PayloadRef] = deque()
+        self.views: Counter[PayloadRef] = Counter()
+        self.chunks = opening.chunks
+        self.bytes = opening.bytes
+        self.sent = 0
+        self.sent_bytes = 0
+        self.is_busy = False
+        self.is_cancelled = False
+
+    @property
+    def may_send(self) -> bool:
+        """Say whether the next chunk may be sent."""
+        return self.sent < self.chunks and self.sent_bytes < self.bytes
+
+
+class SimReplica:
+    """One process of one stage.
+
+    Args:
+        world: Where it lives.
+        replica: Its identity.
+    """
+
+    def __init__(self, world: World, replica: ReplicaId) -> None:
+        self.id = replica
+        self.is_alive = True
+        self.is_frozen = False
+        self._world = world
+        self._habits = world.habits
+        self._tasks: dict[TaskKey, SimTask] = {}
+        self._up_at = self._down_at = world.now
+        world.after(world.upto(self._habits.load_s), self._load)
+
+    def views(self, payload: PayloadRef) -> bool:
+        """Say whether a task here is still looking at the payload."""
+        return any(task.views[payload] for task in self._tasks.values())
+
+    def take(self, command: ToReplica) -> None:
+        """Let a command travel here."""
+        self._down_at = max(self._down_at, self._world.now + self._latency())
+        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command))
+
+    def die(self, reason: str) -> None:
+        """End at once; the news travels behind what was sent before, or overtakes it."""
+        if not self.is_alive:
+            return
+        self.stop()
+        if self._world.chance(0.3):
+            self._up_at = self._world.now
+        for _ in range(1 + self._world.chance(self._habits.repetition)):
+            self._send(lambda now: on.ReplicaDied(now=now, replica=self.id, reason=reason))
+
+    def stop(self) -> None:
+        """Be killed; what it made and did not announce is reclaimed."""
+        self.is_alive = False
+        for task in list(self._tasks.values()):
+            self._forget(task)
+
+    # ------------------------------------------------------------------ messages
+
+    def _latency(self) -> float:
+        return self._world.upto(self._habits.latency_s)
+
+    def _send(self, make: Callable[[float], on.AnyEvent]) -> None:
+        world = self._world
+        self._up_at = max(self._up_at, world.now + self._latency())
+        world.after(self._up_at - world.now, lambda: world.tell(make(world.now)))
+
+    def _load(self) -> None:
+        if not self.is_alive:
+            return
+        self._send(lambda now: on.ReplicaJoined(now=now, replica=self.id))
+        self._send(
+            lambda now: on.ReplicaProgressed(now=now, replica=self.id, what="", fraction=0.5)
+        )
+        if self._world.chance(self._habits.start_failure):
+            self._send(
+                lambda now: on.ReplicaStartFailed(now=now, replica=self.id, reason="no model")
+            )
+            self.stop()
+            return
+        stages = self._world.router.deployment.stages
+        slots = next(stage.slots for stage in stages if stage.id == self.id.stage)
+        self._send(lambda now: on.ReplicaReady(now=now, replica=self.id, slots=slots))
+
+    def _arrived(self, command: ToReplica) -> None:
+        if not self.is_alive:
+            return
+        if isinstance(command, do.Dispatch):
+            assert command.task not in self._tasks, f"{command.task} was opened twice"
+            self._tasks[command.task] = SimTask(command)
+            return
+        task = self._tasks.get(command.task)
+        if task is None:
+            return
+        match command:
+            case do.Feed(edge=edge, seq=seq, payload=payload):
+                assert task.open_edges[edge] == seq, f"{command} is out of order"
+                task.open_edges[edge] += 1
+                task.arrivals.append((edge, seq, payload))
+                if payload.place != INLINE:
+                    self._world.check_live(payload)
+                    task.views[payload] += 1
+            case do.CloseInput(edge=edge):
+                del task.open_edges[edge]
+            case do.Grant(chunks=chunks, bytes=nbytes):
+                task.chunks, task.bytes = chunks, nbytes
+            case do.CancelTask():
+                task.is_cancelled = True
+        self._go_on(task)
+
+    # ------------------------------------------------------------------ work
+
+    def _go_on(self, task: SimTask) -> None:
+        if task.is_busy or self.is_frozen:
+            return
+        if task.is_cancelled:
+            self._end(task, lambda now: on.TaskCancelled(now=now, task=task.key))
+            return
+        while task.unsent and task.may_send:
+            self._produce(task, task.unsent.popleft())
+        if task.unsent:
+            return
+        if task.arrivals:
+            task.is_busy = True
+            edge, seq, payload = task.arrivals.popleft()
+            self._send(
+                lambda now: on.InputConsumed(now=now, task=task.key, edge=edge, up_to=seq + 1)
+            )
+            self._world.after(
+                self._world.upto(self._habits.step_s), lambda: self._stepped(task, payload)
+            )
+        elif not task.open_edges:
+            self._end(task, lambda now: on.TaskFinished(now=now, task=task.key))
+
+    def _stepped(self, task: SimTask, payload: PayloadRef) -> None:
+        if not self.is_alive:
+            return
+        task.is_busy = False
+        if self._world.chance(self._habits.death):
+            self.die("died while it computed")
+        elif self._world.chance(self._habits.freeze):
+            self.is_frozen = True
+        elif self._world.chance(self._habits.task_failure):
+            failure = Failure(kind=FailureKind.STAGE_ERROR, detail="the model refused")
+            self._end(task, lambda now: on.TaskFailed(now=now, task=task.key, failure=failure))
+        else:
+            if payload.place != INLINE:
+                task.views[payload] -= 1
+                self._send(lambda now: on.PayloadDone(now=now, holder=task.key, payload=payload))
+            for _ in range(self._habits.chunks_per_input):
+                task.unsent.append(self._world.payload(self._habits.chunk_bytes))
+            self._go_on(task)
+
+    def _produce(self, task: SimTask, payload: PayloadRef) -> None:
+        seq, length = task.sent, self._habits.units_per_chunk
+        task.sent += 1
+        task.sent_bytes += payload.size_bytes
+        self._send(
+            lambda now: on.ChunkProduced(
+                now=now,
+                task=task.key,
+                seq=seq,
+                payload=payload,
+                offset=seq * length,
+                length=length,
+                media_s=0.01,
+            )
+        )
+
+    def _end(self, task: SimTask, make: Callable[[float], on.AnyEvent]) -> None:
+        self._forget(task)
+        self._send(make)
+
+    def _forget(self, task: SimTask) -> None:
+        del self._tasks[task.key]
+        for payload in task.unsent:
+            self._world.reclaim(payload)

@@ -1,0 +1,266 @@
+"""A simulated world: the real router, and replicas and clients that behave and misbehave by a seed.
+
+Everything happens in timed callbacks on one heap; there is no event loop, no thread and no real clock.
+The same seed gives the same world. After each event the router's invariants are checked; what the world
+itself promises (no payload lost or freed early, chunks in order, one terminal) is asserted as it goes.
+
+    world = World(deployment, seed=7)
+    world.open_channel(channel)
+    world.submit(channel, pipeline, inputs=(text,))
+    world.run()
+    world.finish()
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from stretto.core import commands as do
+from stretto.core import events as on
+from stretto.core.router import Router
+from stretto.sim.clients import SimClient
+from stretto.sim.replicas import SimReplica
+from stretto.types import (
+    INLINE,
+    SHARED_MEMORY,
+    ChannelId,
+    InputName,
+    OutputName,
+    PayloadRef,
+    PipelineName,
+    ReplicaId,
+    RequestId,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.core.graph import Deployment
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """How the world behaves; probabilities are per occasion, times in virtual seconds.
+
+    Attributes:
+        latency_s: Longest way of a message, on links and on channels.
+        load_s: Longest loading time of a replica.
+        step_s: Longest computing time per input chunk.
+        chunks_per_input: Chunks that a task makes of one input chunk.
+        units_per_chunk: Units in a chunk.
+        chunk_bytes: Largest payload; a quarter of them is inline.
+        take_s: Longest time that a client takes for a chunk.
+        slow_client: A client takes nothing at all from some point on.
+        abort: A client aborts at a random time.
+        start_failure: A replica says that it can't start.
+        task_failure: A step fails its task.
+        death: A step kills its replica.
+        freeze: A step never ends, and neither does its replica react any more.
+        repetition: A message that may come twice does.
+    """
+
+    latency_s: float = 0.002
+    load_s: float = 0.5
+    step_s: float = 0.02
+    chunks_per_input: int = 3
+    units_per_chunk: int = 10
+    chunk_bytes: int = 200_000
+    take_s: float = 0.02
+    slow_client: float = 0.0
+    abort: float = 0.0
+    start_failure: float = 0.0
+    task_failure: float = 0.0
+    death: float = 0.0
+    freeze: float = 0.0
+    repetition: float = 0.0
+
+
+class World:
+    """Everything around one router.
+
+    Args:
+        deployment: What is served.
+        seed: Decides everything that is random.
+        habits: See `Habits`.
+
+    Attributes:
+        now: Virtual seconds.
+        random: The only source of chance.
+        terminals: How each request ended: a class name of `commands`.
+        events: Count of events by class name.
+    """
+
+    def __init__(self, deployment: Deployment, *, seed: int, habits: Habits | None = None) -> None:
+        self.router = Router(deployment)
+        self.random = Random(seed)  # noqa: S311 - a simulation wants chance that repeats
+        self.habits = habits or Habits()
+        self.now = 0.0
+        self.terminals: dict[RequestId, str] = {}
+        self.events: Counter[str] = Counter()
+        self.replicas: dict[ReplicaId, SimReplica] = {}
+        self.clients: dict[RequestId, SimClient] = {}
+        self.has_exited = False
+        self._live_payloads: dict[PayloadRef, None] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = 0
+        self._timer_at: float | None = None
+        self.tell(on.EngineStarted(now=0.0))
+
+    # ------------------------------------------------------------------ what drives it
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call back in virtual time."""
+        self._counter += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._counter, callback))
+
+    def run(self, until: float | None = None) -> None:
+        """Let time pass until nothing is due any more, or until a moment."""
+        while self._heap and (until is None or self._heap[0][0] <= until):
+            self.now, _, callback = heapq.heappop(self._heap)
+            callback()
+        if until is not None:
+            self.now = max(self.now, until)
+
+    def tell(self, event: on.AnyEvent) -> None:
+        """Give the router an event, check it, and carry out what it wants."""
+        self.events[type(event).__name__] += 1
+        commands = self.router.handle(event)
+        self.router.check_invariants()
+        for command in commands:
+            self._execute(command)
+        self._set_timer()
+
+    def chance(self, probability: float) -> bool:
+        """Say whether something of this probability happens now."""
+        return probability > 0 and self.random.random() < probability
+
+    def upto(self, longest: float) -> float:
+        """Return a random share of `longest`."""
+        return longest * self.random.random()
+
+    def _set_timer(self) -> None:
+        when = self.router.next_deadline()
+        if when is None or (self._timer_at is not None and self._timer_at <= when):
+            return
+        self._timer_at = when
+        self.after(max(when - self.now, 0.0), self._ring)
+
+    def _ring(self) -> None:
+        self._timer_at = None
+        when = self.router.next_deadline()
+        if when is not None and when <= self.now:
+            self.tell(on.DeadlinePassed(now=self.now))
+        else:
+            self._set_timer()
+
+    # ------------------------------------------------------------------ what happens in it
+
+    def open_channel(self, channel: ChannelId) -> None:
+        """Let an API process connect."""
+        self.tell(on.ChannelOpened(now=self.now, channel=channel))
+
+    def submit(
+        self,
+        channel: ChannelId,
+        pipeline: PipelineName,
+        inputs: tuple[InputName, ...],
+        outputs: tuple[OutputName, ...] = (),
+    ) -> RequestId:
+        """Submit a request now, for a client that takes its outputs."""
+        request = RequestId(f"{channel}-{len(self.clients) + 1}")
+        self.clients[request] = SimClient(self, request, channel)
+        self.tell(
+            on.RequestSubmitted(
+                now=self.now,
+                channel=channel,
+                request=request,
+                pipeline=pipeline,
+                inputs=tuple((name, self.payload(100, INLINE)) for name in inputs),
+                outputs=outputs,
+                options=self.payload(20, INLINE) if self.chance(0.5) else None,
+                priority=self.random.randrange(2),
+            )
+        )
+        self.clients[request].begin()
+        return request
+
+    def close_channel(self, channel: ChannelId) -> None:
+        """Let an API process vanish."""
+        for client in self.clients.values():
+            if client.channel == channel:
+                client.is_gone = True
+        self.tell(on.ChannelClosed(now=self.now, channel=channel))
+
+    def kill(self, replica: ReplicaId) -> None:
+        """Kill a replica's process."""
+        self.replicas[replica].die("killed")
+
+    def finish(self) -> None:
+        """Shut down, wait for the end, and check that nothing is left anywhere."""
+        self.tell(on.ShutdownRequested(now=self.now, drain_s=60.0))
+        self.run()
+        for channel in {client.channel: None for client in self.clients.values()}:
+            self.close_channel(channel)
+        statistics = self.router.statistics()
+        assert self.has_exited, "no exit"
+        assert not self._live_payloads, f"payloads never released: {list(self._live_payloads)[:3]}"
+        assert set(self.terminals) == set(self.clients), "a request without its terminal"
+        gauges = (statistics.queued, statistics.running, statistics.draining, statistics.deadlines)
+        assert not any(gauges), f"gauges: {statistics}"
+        assert not any(stage.bound or stage.reserved for stage in statistics.stages), "slots"
+
+    def payload(self, size_bytes: int, place: str | None = None) -> PayloadRef:
+        """Make a payload of at most so many bytes."""
+        if place is None:
+            place = INLINE if self.chance(0.25) else SHARED_MEMORY
+        self._counter += 1
+        made = PayloadRef(place, str(self._counter), self.random.randint(1, size_bytes))
+        self._live_payloads[made] = None
+        return made
+
+    def reclaim(self, payload: PayloadRef) -> None:
+        """Remove a payload that its producer had not announced."""
+        del self._live_payloads[payload]
+
+    def check_live(self, payload: PayloadRef) -> None:
+        """Assert that a payload can still be read."""
+        assert payload in self._live_payloads, f"{payload} was released too early"
+
+    # ------------------------------------------------------------------ what the router wants
+
+    def _execute(self, command: do.AnyCommand) -> None:
+        match command:
+            case do.Dispatch() | do.Feed() | do.CloseInput() | do.CancelTask() | do.Grant():
+                self.replicas[command.replica].take(command)
+            case do.Emit():
+                self.clients[command.request].emitted(command)
+            case do.Finish() | do.Fail() | do.Cancelled() | do.Reject():
+                assert command.request not in self.terminals, f"{command.request} ended twice"
+                self.terminals[command.request] = type(command).__name__
+                self.clients[command.request].ended(command)
+            case do.Release():
+                self.check_live(command.payload)
+                self._check_unviewed(command.payload)
+                del self._live_payloads[command.payload]
+            case do.StartReplica():
+                self.replicas[command.replica] = SimReplica(self, command.replica)
+            case do.StopReplica():
+                self.replicas[command.replica].stop()
+            case do.Exit():
+                self.has_exited = True
+            case do.DrainReplica() | do.Announce() | do.AcknowledgeAbort():
+                pass
+            case _:
+                assert_never(command)
+
+    def _check_unviewed(self, payload: PayloadRef) -> None:
+        for replica in self.replicas.values():
+            assert not replica.views(payload), f"{payload} was released while {replica.id} views it"
+        for client in self.clients.values():
+            assert client.is_gone or payload not in client.viewed, (
+                f"{payload} released under a client"
+            )

@@ -1,0 +1,107 @@
+"""Engines of scripted stages in real processes, for tests of what happens when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from stretto.backends.scripted import check_counter_audio, tag_of
+from stretto.config.loading import load_settings
+from stretto.core.graph import Limits
+from stretto.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from stretto.config.settings import Settings
+    from stretto.core.commands import ReplicaState
+
+
+def scripted(
+    limits: Limits | None = None, chunk_timeout_s: float = 30.0, **replicas: int
+) -> Settings:
+    """Return the `scripted` pipeline (`relay` feeds `tone`) with other limits and replicas."""
+    settings = load_settings(["scripted"], environ={})
+    stages = tuple(
+        msgspec.structs.replace(
+            stage, replicas=replicas.get(stage.id, 1), chunk_timeout_s=chunk_timeout_s
+        )
+        for stage in settings.stages
+    )
+    orchestrator = msgspec.structs.replace(settings.orchestrator, limits=limits or Limits())
+    return msgspec.structs.replace(settings, stages=stages, orchestrator=orchestrator)
+
+
+@dataclass
+class Heard:
+    """What came of one request: its audio so far, and how it ended."""
+
+    audio: bytes = b""
+    error: Exception | None = None
+
+    def samples(self, text: str) -> int:
+        """Return how many samples came, each the next of this text's stream."""
+        return check_counter_audio(self.audio, tag_of(text))
+
+
+async def listen(engine: Engine, text: str, heard: Heard | None = None, **script: object) -> Heard:
+    """Run one request to its end; an error is part of what was heard."""
+    heard = heard or Heard()
+    try:
+        async for chunk in engine.generate(text=text, options={"script": json.dumps(script)}):
+            audio = chunk.values.get("audio", b"")
+            assert isinstance(audio, (bytes, memoryview))
+            heard.audio += bytes(audio)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        heard.error = error
+    return heard
+
+
+def process_of(replica: str) -> psutil.Process:
+    """Return the process that serves `stage/slot` of this test's engine."""
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.cmdline()[-1:] == [replica]:
+                return child
+        except psutil.NoSuchProcess:
+            continue
+    raise AssertionError(f"there is no process {replica}")
+
+
+@asynccontextmanager
+async def engine_of(settings: Settings) -> AsyncGenerator[Engine]:
+    """Run an engine; afterwards none of its processes may be left."""
+    async with Engine.from_pipeline(settings) as engine:
+        tree = psutil.Process().children(recursive=True)
+        yield engine
+    left = psutil.wait_procs(tree, timeout=5)[1]
+    assert not left, f"left behind: {left}"
+
+
+async def state_is(engine: Engine, accepted: Callable[[ReplicaState], bool]) -> ReplicaState:
+    """Wait for a replica's state that is accepted."""
+    found: asyncio.Future[ReplicaState] = asyncio.get_running_loop().create_future()
+
+    def look(state: ReplicaState) -> None:
+        if accepted(state) and not found.done():
+            found.set_result(state)
+
+    unsubscribe = engine.subscribe(look)
+    try:
+        async with asyncio.timeout(20):
+            return await found
+    finally:
+        unsubscribe()
+
+
+async def all_idle(engine: Engine) -> None:
+    """Wait until every stage is ready and nothing is in flight at this end."""
+    async with asyncio.timeout(20):
+        await engine.wait_ready()
+    assert engine.statistics().open_requests == 0

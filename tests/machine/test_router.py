@@ -1,0 +1,480 @@
+"""Any order of events: the router against a tiny reference model, by Hypothesis.
+
+Events are made up as a world could send them: a replica respects its send right, a client drains what
+it got. Late and impossible events come too. After each step the router's own invariants hold, and the
+model agrees with every command.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from stretto.core import events as on
+from stretto.core.graph import Deployment, EdgeMode, Limits, StageSpec
+from stretto.core.requests import RequestState
+from stretto.core.router import LEGAL, Router
+from stretto.errors import Failure, FailureKind, InvalidTransition
+from stretto.types import INLINE, SHARED_MEMORY, ChannelId, PayloadRef, RequestId, TaskKey
+from tests.core.builders import (
+    AUDIO,
+    TEXT,
+    VOICE,
+    WORDS,
+    A,
+    B,
+    C,
+    D,
+    deployment,
+    diamond,
+    edge,
+    line_of_2,
+    line_of_3,
+    pipeline,
+    shared,
+)
+from tests.machine.model import Asked, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stretto.types import EdgeId, ReplicaId
+
+T = TypeVar("T")
+
+SHORT = Limits(
+    max_queued=4,
+    queue_timeout_s=5.0,
+    request_timeout_s=60.0,
+    slow_client_timeout_s=4.0,
+    cancel_timeout_s=2.0,
+    drain_timeout_s=6.0,
+    stage_unavailable_timeout_s=3.0,
+    retention_bytes=2000,
+    client_window_chunks=3,
+    client_window_bytes=900,
+    breaker_deaths=3,
+    breaker_rearm_s=10.0,
+)
+"""Bounds so near that a run of some fifty events meets them."""
+
+SMALL = {
+    str(stage): StageSpec(id=stage, replicas=2, slots=1, chunk_timeout_s=3.0, start_timeout_s=5.0)
+    for stage in (A, B, C, D)
+}
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Steps that any world may take; a subclass names the deployment."""
+
+    deployed: ClassVar[Deployment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router(self.deployed)
+        self.model = Model()
+        self.now = 0.0
+        self.numbers = 0
+        self.former: list[on.AnyEvent] = []
+
+    # ------------------------------------------------------------------ how a step is taken
+
+    def tell(self, event: on.AnyEvent) -> None:
+        """Give the router an event; the model follows the commands, `LEGAL` the request's state."""
+        request = request_of(event)
+        before = RequestState.DONE if request is None else self.router.state_of(request)
+        for command in self.router.handle(event):
+            self.model.apply(command)
+        self.router.check_invariants()
+        if request is not None and type(event) in LEGAL:
+            after = self.router.state_of(request)
+            outcomes = LEGAL[type(event)][before]
+            is_of_former_attempt = isinstance(event, on.TaskEvent) and after is before
+            assert is_of_former_attempt or after in (outcomes or (before,)), f"{before}, {after}"
+
+    def payload(self, size_bytes: int = 100, place: str = INLINE) -> PayloadRef:
+        """Make a payload."""
+        self.numbers += 1
+        made = PayloadRef(place, str(self.numbers), size_bytes)
+        self.model.payloads[made] = None
+        return made
+
+    def pick(self, data: st.DataObject, options: Sequence[T]) -> T:
+        """Choose one."""
+        return options[data.draw(st.integers(0, len(options) - 1))]
+
+    def working(self) -> list[TaskKey]:
+        """Return the open tasks that may send a chunk."""
+        return [key for key, task in self.model.tasks.items() if task.may_produce]
+
+    def hungry(self) -> list[tuple[TaskKey, EdgeId]]:
+        """Return the open tasks and edges that have something to absorb."""
+        return [
+            (key, edge_id)
+            for key, task in self.model.tasks.items()
+            for edge_id, fed in task.fed.items()
+            if task.consumed[edge_id] < fed
+        ]
+
+    def in_phase(self, *phases: str) -> list[ReplicaId]:
+        """Return the replicas in one of some phases."""
+        return [replica for replica, phase in self.model.replicas.items() if phase in phases]
+
+    # ------------------------------------------------------------------ channels and requests
+
+    @initialize()
+    def start(self) -> None:
+        """The engine starts, and one API process connects."""
+        self.tell(on.EngineStarted(now=self.now))
+        self.open_channel()
+        for replica in list(self.model.replicas):
+            self.load(replica)
+
+    @precondition(lambda self: len(self.model.channels) < 2)
+    @rule()
+    def open_channel(self) -> None:
+        """An API process connects."""
+        self.numbers += 1
+        channel = ChannelId(f"1.{self.numbers}")
+        self.model.channels[channel] = None
+        self.tell(on.ChannelOpened(now=self.now, channel=channel))
+
+    @precondition(lambda self: self.model.channels)
+    @rule(data=st.data(), twice=st.booleans())
+    def close_channel(self, data: st.DataObject, twice: bool) -> None:
+        """An API process vanishes, with its views."""
+        channel = self.pick(data, list(self.model.channels))
+        self.model.views.pop(channel, None)
+        self.tell(on.ChannelClosed(now=self.now, channel=channel))
+        del self.model.channels[channel]
+        if twice:
+            self.tell(on.ChannelClosed(now=self.now, channel=channel))
+
+    @precondition(lambda self: self.model.channels)
+    @rule(data=st.data(), priority=st.integers(0, 1), options=st.booleans())
+    def submit(self, data: st.DataObject, priority: int, options: bool) -> None:
+        """A client asks for all or some outputs of a pipeline, from some of its inputs."""
+        pipeline = self.pick(data, self.deployed.pipelines)
+        wanted = data.draw(st.sets(st.sampled_from([o.name for o in pipeline.outputs])))
+        inputs = data.draw(st.sets(st.sampled_from(pipeline.inputs), min_size=1))
+        channel = self.pick(data, list(self.model.channels))
+        self.numbers += 1
+        request = RequestId(f"{channel}-{self.numbers}")
+        self.model.asked[request] = Asked(channel)
+        self.tell(
+            on.RequestSubmitted(
+                now=self.now,
+                channel=channel,
+                request=request,
+                pipeline=pipeline.name,
+                inputs=tuple((name, self.payload()) for name in sorted(inputs)),
+                outputs=tuple(sorted(wanted)),
+                options=self.payload() if options else None,
+                priority=priority,
+            )
+        )
+
+    @precondition(lambda self: self.model.asked)
+    @rule(data=st.data(), acknowledge=st.booleans())
+    def abort(self, data: st.DataObject, acknowledge: bool) -> None:
+        """A client aborts a request, which may have ended."""
+        request = self.pick(data, list(self.model.asked))
+        channel = self.model.asked[request].channel
+        self.tell(
+            on.RequestAborted(
+                now=self.now, request=request, channel=channel, acknowledge=acknowledge
+            )
+        )
+
+    @precondition(lambda self: self.model.asked)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """A client takes some of the chunks it got."""
+        request = self.pick(data, list(self.model.asked))
+        asked = self.model.asked[request]
+        if self.router.state_of(request) is RequestState.QUEUED or not asked.chunks:
+            return
+        output = self.pick(data, sorted(asked.chunks))
+        up_to = data.draw(st.integers(asked.drained[output], asked.chunks[output]))
+        asked.drained[output] = up_to
+        self.tell(on.ConsumerDrained(now=self.now, request=request, output=output, up_to=up_to))
+
+    # ------------------------------------------------------------------ tasks
+
+    @precondition(lambda self: self.working())
+    @rule(
+        data=st.data(),
+        size_bytes=st.sampled_from((1, 200, 900)),
+        place=st.sampled_from((INLINE, SHARED_MEMORY)),
+        kind=st.sampled_from(("data", "data", "data", "preview")),
+    )
+    def produce(
+        self, data: st.DataObject, size_bytes: int, place: str, kind: Literal["data", "preview"]
+    ) -> None:
+        """A task makes its next chunk, within its send right; it may have been cancelled."""
+        key = self.pick(data, self.working())
+        task = self.model.tasks[key]
+        seq = task.produced
+        if kind == "data":
+            task.produced += 1
+            task.bytes_produced += size_bytes
+        self.tell(self.chunk(key, seq, self.payload(size_bytes, place), kind))
+
+    def chunk(
+        self,
+        key: TaskKey,
+        seq: int,
+        payload: PayloadRef,
+        kind: Literal["data", "preview"] = "data",
+    ) -> on.ChunkProduced:
+        """Make the event."""
+        event = on.ChunkProduced(
+            now=self.now, task=key, seq=seq, payload=payload, length=1, kind=kind
+        )
+        self.former.append(event)
+        return event
+
+    @precondition(lambda self: self.hungry())
+    @rule(data=st.data())
+    def consume(self, data: st.DataObject) -> None:
+        """A task absorbs some of what it was fed."""
+        key, edge_id = self.pick(data, self.hungry())
+        task = self.model.tasks[key]
+        up_to = data.draw(st.integers(task.consumed[edge_id] + 1, task.fed[edge_id]))
+        task.consumed[edge_id] = up_to
+        self.tell(on.InputConsumed(now=self.now, task=key, edge=edge_id, up_to=up_to))
+
+    @precondition(lambda self: any(self.model.views.values()))
+    @rule(data=st.data())
+    def look_away(self, data: st.DataObject) -> None:
+        """A replica or an API process is done with a payload."""
+        viewed = [(h, ref) for h, refs in self.model.views.items() for ref in refs if refs[ref]]
+        if viewed:
+            holder, payload = self.pick(data, viewed)
+            self.model.views[holder][payload] -= 1
+            self.tell(on.PayloadDone(now=self.now, holder=holder, payload=payload))
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(data=st.data(), how=st.sampled_from(("well", "well", "badly")))
+    def end(self, data: st.DataObject, how: str) -> None:
+        """A task ends, told to or not, with or without having taken all its input."""
+        key = self.pick(data, list(self.model.tasks))
+        task = self.model.tasks[key]
+        self.model.ended(key)
+        if how == "badly":
+            failure = Failure(kind=FailureKind.STAGE_ERROR, detail="no")
+            event: on.AnyEvent = on.TaskFailed(now=self.now, task=key, failure=failure)
+        elif task.is_cancelled:
+            event = on.TaskCancelled(now=self.now, task=key)
+        else:
+            event = on.TaskFinished(now=self.now, task=key)
+        self.former.append(event)
+        self.tell(event)
+
+    # ------------------------------------------------------------------ replicas
+
+    @precondition(lambda self: self.in_phase("starting", "loading"))
+    @rule(data=st.data())
+    def go_on_loading(self, data: st.DataObject) -> None:
+        """A replica says hello, or becomes ready."""
+        self.load(self.pick(data, self.in_phase("starting", "loading")))
+
+    def load(self, replica: ReplicaId) -> None:
+        """Take the next step of starting."""
+        if self.model.replicas[replica] == "starting":
+            self.model.replicas[replica] = "loading"
+            self.tell(on.ReplicaJoined(now=self.now, replica=replica))
+            self.tell(on.ReplicaProgressed(now=self.now, replica=replica, what="x", fraction=0.5))
+        else:
+            self.model.replicas[replica] = "ready"
+            self.tell(on.ReplicaReady(now=self.now, replica=replica, slots=1))
+
+    @precondition(lambda self: self.model.replicas)
+    @rule(data=st.data(), how=st.sampled_from(("dies", "dies twice", "can't start", "drains")))
+    def lose(self, data: st.DataObject, how: str) -> None:
+        """A replica dies, gives up, or is drained."""
+        replica = self.pick(data, list(self.model.replicas))
+        if how == "drains":
+            self.model.replicas[replica] = "draining"
+            self.tell(on.DrainRequested(now=self.now, replica=replica))
+        elif how == "can't start" and replica in self.in_phase("loading"):
+            self.tell(on.ReplicaStartFailed(now=self.now, replica=replica, reason="no"))
+        else:
+            for _ in how.split():
+                self.tell(on.ReplicaDied(now=self.now, replica=replica, reason="exit 9"))
+
+    # ------------------------------------------------------------------ time, lateness, nonsense
+
+    @rule(delay_s=st.sampled_from((0.0, 0.5, 3.0, 20.0)))
+    def wait(self, delay_s: float) -> None:
+        """Time passes, and every deadline on the way is met."""
+        self.pass_time(self.now + delay_s)
+
+    def pass_time(self, until: float) -> None:
+        """Let time pass until some moment; a timer that rings too early does no harm."""
+        while (when := self.router.next_deadline()) is not None and when <= until:
+            self.now = max(self.now, when)
+            self.tell(on.DeadlinePassed(now=self.now))
+        self.now = max(self.now, until)
+        self.tell(on.DeadlinePassed(now=self.now))
+
+    @precondition(lambda self: self.former)
+    @rule(data=st.data())
+    def repeat_what_is_late(self, data: st.DataObject) -> None:
+        """Something of a task that is not open any more arrives again, or late."""
+        event = self.pick(data, self.former)
+        key = getattr(event, "task", None)
+        if not isinstance(key, TaskKey) or key in self.model.tasks:
+            return
+        if self.router.state_of(key.request) is RequestState.RUNNING:
+            return
+        if isinstance(event, on.ChunkProduced):
+            event = self.chunk(key, event.seq, self.payload())
+        try:
+            self.tell(event)
+        except InvalidTransition:
+            self.break_request(key.request, event)
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(data=st.data(), what=st.sampled_from(("gap", "too far", "uncalled", "slots")))
+    def say_the_impossible(self, data: st.DataObject, what: str) -> None:
+        """An impossible event raises, changes nothing, and then ends its request alone."""
+        key = self.pick(data, list(self.model.tasks))
+        if self.router.state_of(key.request) is not RequestState.RUNNING:
+            return
+        task = self.model.tasks[key]
+        edge_id = next(iter(task.fed))
+        if task.is_cancelled:
+            return
+        events: dict[str, on.AnyEvent] = {
+            "gap": self.chunk(key, task.produced + 1, self.payload()),
+            "too far": on.InputConsumed(
+                now=self.now, task=key, edge=edge_id, up_to=task.fed[edge_id] + 1
+            ),
+            "uncalled": on.TaskCancelled(now=self.now, task=key),
+            "slots": on.ReplicaReady(now=self.now, replica=task.replica, slots=1),
+        }
+        del self.model.payloads[PayloadRef(INLINE, str(self.numbers), 100)]
+        event = events[what]
+        for payload in on.payloads_of(event):
+            self.model.payloads[payload] = None
+        before = pickle.dumps(self.router)
+        with pytest.raises(InvalidTransition):
+            self.router.handle(event)
+        assert pickle.dumps(self.router) == before, "an impossible event changed something"
+        if what != "slots":
+            self.break_request(key.request, event)
+
+    def break_request(self, request: RequestId, event: on.AnyEvent) -> None:
+        """Do what the shell does when the router refuses an event."""
+        failure = Failure(kind=FailureKind.INVALID_TRANSITION, detail="a bug")
+        self.tell(
+            on.RequestBroken(
+                now=self.now, request=request, failure=failure, payloads=on.payloads_of(event)
+            )
+        )
+
+    # ------------------------------------------------------------------ the end
+
+    def teardown(self) -> None:
+        """Everything ends one way or another, and then nothing is left."""
+        if not self.model.replicas and not self.model.asked:
+            return
+        self.tell(on.ShutdownRequested(now=self.now, drain_s=30.0))
+        while self.model.tasks:
+            key = next(iter(self.model.tasks))
+            is_cancelled = self.model.tasks[key].is_cancelled
+            self.model.ended(key)
+            make = on.TaskCancelled if is_cancelled else on.TaskFinished
+            self.tell(make(now=self.now, task=key))
+        self.pass_time(self.now + 100.0)
+        assert self.model.has_exited
+        for channel in list(self.model.channels):
+            self.model.views.pop(channel, None)
+            self.tell(on.ChannelClosed(now=self.now, channel=channel))
+        statistics = self.router.statistics()
+        assert all(asked.terminal for asked in self.model.asked.values())
+        assert not self.model.payloads, "payloads were never released"
+        assert not self.model.replicas
+        gauges = (statistics.queued, statistics.running, statistics.draining)
+        assert not any((*gauges, statistics.held_payloads, statistics.deadlines))
+        assert not any(stage.bound or stage.reserved for stage in statistics.stages)
+
+
+def request_of(event: on.AnyEvent) -> RequestId | None:
+    """Return the request that an event is about."""
+    match event:
+        case on.RequestSubmitted() | on.RequestAborted() | on.RequestBroken():
+            return event.request
+        case on.ConsumerDrained():
+            return event.request
+        case on.ChunkProduced() | on.InputConsumed():
+            return event.task.request
+        case on.TaskFinished() | on.TaskFailed() | on.TaskCancelled():
+            return event.task.request
+        case _:
+            return None
+
+
+class LineOfTwo(RouterMachine):
+    """`text → a ⇒ b → audio`."""
+
+    deployed = line_of_2(limits=SHORT, nbytes=500, **{s: SMALL[s] for s in "ab"})
+
+
+class LineOfThree(RouterMachine):
+    """`text → a ⇒ b ⇒ c → audio`."""
+
+    deployed = line_of_3(limits=SHORT, **{s: SMALL[s] for s in "abc"})
+
+
+class Diamond(RouterMachine):
+    """A full edge beside a stream, both ending in one stage."""
+
+    deployed = diamond(limits=SHORT, **SMALL)
+
+
+class Shared(RouterMachine):
+    """Two pipelines over one stage, and a request that wants only the first stage's words."""
+
+    deployed = shared(limits=SHORT, **{s: SMALL[s] for s in "ab"})
+
+
+class TwoInputs(RouterMachine):
+    """A stage that the request feeds directly too, so that it may end before its source has started."""
+
+    deployed = deployment(
+        pipeline(
+            edge(TEXT, A),
+            edge(VOICE, C, name="voice"),
+            edge(A, B),
+            edge(B, C, mode=EdgeMode.FULL),
+            outputs=[(AUDIO, C), (WORDS, A)],
+            inputs=(TEXT, VOICE),
+        ),
+        limits=SHORT,
+        **{s: SMALL[s] for s in "abc"},
+    )
+
+
+PROFILE = settings(
+    max_examples=40,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+for machine in (LineOfTwo, LineOfThree, Diamond, Shared, TwoInputs):
+    machine.TestCase.settings = PROFILE
+
+TestLineOfTwo = LineOfTwo.TestCase
+TestLineOfThree = LineOfThree.TestCase
+TestDiamond = Diamond.TestCase
+TestShared = Shared.TestCase
+TestTwoInputs = TwoInputs.TestCase

@@ -1,0 +1,99 @@
+"""The application on the real server, on a loopback socket, over a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+import uvloop
+
+from stretto.config.settings import ServerSettings
+from stretto.core.graph import Limits
+from stretto.server.app import create_app
+from stretto.server.http import HttpServer
+from stretto.server.in_flight import InFlight
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_orchestrator import WAIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+SETTINGS = ServerSettings(
+    max_body_bytes=64 * 1024,
+    max_input_chars=1000,
+    first_chunk_timeout_s=WAIT_S,
+    drain_timeout_s=WAIT_S,
+)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on the loop that production runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server.
+
+    Attributes:
+        url: Where it listens.
+        engine: What it serves.
+        http: The server.
+        in_flight: Its running requests.
+    """
+
+    url: str
+    engine: FakeEngine
+    http: HttpServer
+    in_flight: InFlight
+    task: asyncio.Task[None]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
+
+@contextlib.asynccontextmanager
+async def running_server(
+    settings: ServerSettings = SETTINGS, limits: Limits | None = None
+) -> AsyncIterator[Server]:
+    """Run a server for as long as the block runs."""
+    engine = FakeEngine()
+    in_flight = InFlight()
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready = asyncio.Event()
+    app = create_app(engine, settings, limits=limits, in_flight=in_flight)
+    http = HttpServer(app, in_flight, settings.drain_timeout_s, ready.set)
+    host, port = listener.getsockname()
+    task = asyncio.get_running_loop().create_task(http.serve([listener]))
+    async with asyncio.timeout(WAIT_S):
+        await ready.wait()
+    yield Server(f"http://{host}:{port}", engine, http, in_flight, task)
+    for job in engine.jobs:
+        job.finish()
+    http.stop()
+    async with asyncio.timeout(2 * WAIT_S):
+        await task
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A server with small limits."""
+    async with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the server."""
+    async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
+        yield client

@@ -20,8 +20,7 @@ test: ## Install what is needed, run all checks and all tests: make test ARGS="-
 	@scripts/test $(ARGS)
 
 docs: ## Build the documentation into site/
-	@scripts/install dev
-	@.venv/bin/properdocs build --strict --config-file mkdocs.yml
+	@scripts/docs
 
 clean: ## Remove everything that these targets made
 	rm -rf .venv site dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +12,11 @@ from hypothesis import HealthCheck, settings
 from tests.support.leaks import MARK, Holdings
 from tests.support.waiting import becomes_true
 
-# The gate is derandomized, so a red is a red; `HYPOTHESIS_PROFILE=explore scripts/test tests/machine` searches on.
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+# The gate is derandomized, so a red is a red.
+# `HYPOTHESIS_PROFILE=explore scripts/test tests/machine` searches further.
 settings.register_profile("gate", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile(
     "explore",

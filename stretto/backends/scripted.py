@@ -23,6 +23,7 @@ import threading
 import time
 import zlib
 from array import array
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -316,14 +317,19 @@ def counter_audio(tag: int, start: int, count: int) -> bytes:
         low = number % _WORD
         words = array("H", [(tag + number // _WORD) % _WORD]) * (stop - number)
         pairs[2 * (number - first) : 2 * (stop - first) : 2] = words
-        pairs[2 * (number - first) + 1 : 2 * (stop - first) : 2] = array(
-            "H", range(low, low + stop - number)
-        )
+        pairs[2 * (number - first) + 1 : 2 * (stop - first) : 2] = _low_words()[
+            low : low + stop - number
+        ]
         number = stop
     if sys.byteorder == "big":
         pairs.byteswap()
     skip = start % 2
     return pairs[skip : skip + count].tobytes()
+
+
+@cache
+def _low_words() -> array[int]:
+    return array("H", range(_WORD))
 
 
 def check_counter_audio(audio: bytes, tag: int, start: int = 0) -> int:

@@ -105,13 +105,10 @@ class StreamDriver:
         """End a task: its generator is closed."""
         player = self._players.get(key)
         was_cancelled = player is not None and player.task.is_cancelled
-        self._table.cancel(key)
-        if (
-            player is not None
-            and player.running is not None
-            and player.is_playing
-            and not was_cancelled
-        ):
+        is_started = self._table.cancel(key) is not None
+        if player is None or player.running is None or was_cancelled:
+            return
+        if is_started and player.is_playing:
             player.running.cancel()
 
     async def absorb(self, player: _Player) -> None:

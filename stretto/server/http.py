@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from stretto.server.speech import BREAK_OFF
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Generator
 
     from starlette.types import ASGIApp
@@ -35,7 +35,7 @@ log = logging.getLogger("stretto.server")
 KEEP_ALIVE_S = 30
 """How long an idle connection is kept; longer than clients keep theirs, so that they close first."""
 
-FLUSH_S = 1.0
+FLUSH_S = 0.5
 """How long the end waits for clients to take what was written."""
 
 _SIGNAL_EXIT = 128

@@ -2,16 +2,16 @@
 
     u32 header length │ header │ zeros to a multiple of 64 │ array │ zeros to a multiple of 64 │ array …
 
-The header is msgpack, three maps by name: scalars, byte strings, and for each array its format, shape
-and offset from where the first one lies. Everything is in the host's byte order, which is little-endian, and in the formats
-of `struct`. This module must not know numpy: an array is whatever has the buffer protocol.
+The header is msgpack, three maps by name: scalars, byte strings, and for each array its format (of
+`struct`), its shape, and its offset from where the first one lies. Arrays are in the byte order of the
+host. This module must not know numpy: an array is whatever has the buffer protocol.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from stretto.types import Value
-
-    Encodable: TypeAlias = str | int | float | bool | bytes | Buffer | None
 
 _Scalar: TypeAlias = str | int | float | bool | None
 _Array: TypeAlias = tuple[str, tuple[int, ...], int]
@@ -62,8 +60,8 @@ class EncodedPayload(NamedTuple):
             at = end
 
 
-def encode(values: Mapping[str, Encodable]) -> EncodedPayload:
-    """Encode named values.
+def encode(values: Mapping[str, object]) -> EncodedPayload:
+    """Encode named values: text, numbers, truth values, bytes, `None` and arrays.
 
     Anything C-contiguous with the buffer protocol and a native number format is an array: a numpy
     array, an `array.array`, a `memoryview`. Zero-dimensional ones, numpy scalars among them, become
@@ -85,25 +83,15 @@ def encode(values: Mapping[str, Encodable]) -> EncodedPayload:
             strings[name] = bytes(value)
             continue
         view = _view(name, value)
-        if view.ndim == 0:
+        shape = view.shape or ()
+        if not shape:
             scalars[name] = view[()]
             continue
-        arrays[name] = (view.format, view.shape, offset)
-        if view.nbytes:  # one without items has no bytes, and can't be cast
+        arrays[name] = (view.format, shape, offset)
+        if view.nbytes:  # an array without items has no bytes, and can't be cast
             views.append(view.cast("B"))
             offset = _aligned(offset + view.nbytes)
-    header = _encode_header((scalars, strings, arrays))
-    size = _LENGTH.size + len(header)
-    parts: list[bytes | memoryview] = [_LENGTH.pack(len(header)), header]
-    buffers: list[bytes | memoryview] = []
-    for view in views:
-        parts.append(bytes(_aligned(size) - size))
-        buffers += (b"".join(parts), view)
-        size = _aligned(size) + len(view)
-        parts = []
-    if parts:
-        buffers.append(b"".join(parts))
-    return EncodedPayload(tuple(buffers), size)
+    return _laid_out(_encode_header((scalars, strings, arrays)), views)
 
 
 def decode(data: bytes | memoryview) -> dict[str, Value]:
@@ -121,7 +109,7 @@ def decode(data: bytes | memoryview) -> dict[str, Value]:
         if start > len(view):
             raise PayloadLost(f"A payload of {len(view)} bytes claims a header of {length} bytes.")
         scalars, strings, arrays = _DECODER.decode(view[_LENGTH.size : start])
-    except (struct.error, msgspec.MsgspecError, RecursionError) as error:
+    except (struct.error, msgspec.MsgspecError) as error:
         raise PayloadLost(
             f"A payload of {len(view)} bytes has no readable header: {error}."
         ) from error
@@ -130,6 +118,17 @@ def decode(data: bytes | memoryview) -> dict[str, Value]:
     for name, (code, shape, offset) in arrays.items():
         values[name] = _array(name, content, code, shape, offset)
     return values
+
+
+def _laid_out(header: bytes, views: list[memoryview]) -> EncodedPayload:
+    """Put the arrays behind the header, each at a multiple of the alignment."""
+    buffers: list[bytes | memoryview] = [_LENGTH.pack(len(header)) + header]
+    size = len(buffers[0])
+    for view in views:
+        start = _aligned(size)
+        buffers += (bytes(start - size), view)
+        size = start + len(view)
+    return EncodedPayload(tuple(buffers), size)
 
 
 def _aligned(offset: int) -> int:
@@ -146,10 +145,10 @@ def _plain(value: _Scalar) -> _Scalar:
     return None
 
 
-def _view(name: str, value: Buffer) -> memoryview:
+def _view(name: str, value: object) -> memoryview:
     """Return an array's bytes with format and shape, or say why it is none."""
     try:
-        view = memoryview(value)
+        view = memoryview(cast("Buffer", value))
     except (TypeError, ValueError, BufferError) as error:
         raise _refusal(
             name, f"a {type(value).__name__} is neither a scalar nor an array ({error})"
@@ -159,7 +158,7 @@ def _view(name: str, value: Buffer) -> memoryview:
         raise _refusal(name, f"{reason}; convert it, for example with astype('float32')")
     if not view.c_contiguous:
         raise _refusal(name, "its array is not C-contiguous; use numpy.ascontiguousarray")
-    if view.nbytes == 0 and not _is_sliceable(view.shape):
+    if view.nbytes == 0 and not _is_sliceable(view.shape or ()):
         raise _refusal(
             name, f"an empty array's first dimension alone may be zero, its shape is {view.shape}"
         )
@@ -198,7 +197,7 @@ def _array(
         raise PayloadLost(
             f"The payload's array {name!r} of {size} bytes at {offset} exceeds its {len(content)} bytes."
         )
-    return content[offset : offset + size].cast(code, shape)
+    return _cast(content[offset : offset + size], code, shape)
 
 
 def _empty(name: str, code: str, shape: tuple[int, ...]) -> memoryview:
@@ -206,7 +205,12 @@ def _empty(name: str, code: str, shape: tuple[int, ...]) -> memoryview:
     if not _is_sliceable(shape):
         raise PayloadLost(f"The payload's array {name!r} has an impossible shape.")
     row = memoryview(bytes(math.prod(shape[1:]) * _FORMATS[code]))
-    return row.cast(code, (1, *shape[1:]))[0:0]
+    return _cast(row, code, (1, *shape[1:]))[0:0]
+
+
+def _cast(content: memoryview, code: str, shape: tuple[int, ...]) -> memoryview:
+    """Cast to any supported format; the type stubs know literal formats only."""
+    return content.cast(cast("Literal['B']", code), shape)
 
 
 def _is_sliceable(shape: tuple[int, ...]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -19,6 +18,7 @@ from stretto.transport.frames import MAX_FRAME_BYTES, FrameEncoder, FrameError, 
 from stretto.transport.listening import BACKLOG, listen_unix
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from typing_extensions import Buffer
@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
     receive buffer of it. While reading is paused, the peer's end is not noticed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but three have names at the call and usual values
         self,
         decoder: msgspec.msgpack.Decoder[list[InT]],
         on_frame: Callable[[Connection[InT], list[InT], memoryview], None],
@@ -96,12 +96,10 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         self._reader = FrameReader(max_frame_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.Transport | None = None
-        self._reason: str | None = (
-            None  # why it ends; set once, and nothing is delivered after that
-        )
-        self._is_lost = (
-            False  # the transport has gone; rest of what it received may still be delivered
-        )
+        # Why it ends; set once, and nothing is delivered after that.
+        self._reason: str | None = None
+        # The transport has gone; the rest of what it received may still be delivered.
+        self._is_lost = False
         self._is_flush_due = False
         self._is_reading_paused = False
         self._max_frame_bytes = max_frame_bytes

@@ -16,7 +16,7 @@ _MAX_PATH_BYTES = 107
 
 
 def socket_base() -> str:
-    """Return the folder for run directories that hold sockets: `$XDG_RUNTIME_DIR` if it is ours, or `/tmp`."""
+    """Return the folder for sockets' run directories: `$XDG_RUNTIME_DIR` if it is ours, or `/tmp`."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     is_ours = (
         base.startswith("/") and Path(base).is_dir() and Path(base).stat().st_uid == os.getuid()
@@ -25,7 +25,7 @@ def socket_base() -> str:
 
 
 def private_directory(run_id: str) -> RunDirectory:
-    """Create the run's directory for sockets; `RunDirectory.reclaim(socket_base())` removes those of dead runs."""
+    """Create the run's directory for sockets; `RunDirectory.reclaim(socket_base())` finds dead ones."""
     return RunDirectory.create(run_id, socket_base())
 
 

@@ -81,7 +81,7 @@ class _File:
 class PayloadWriter:
     """A producer's side of the store.
 
-    `put` may run in one thread while `release` runs in another.
+    `put` may run in one thread while `release` runs in another; `close` when neither runs any more.
 
     Args:
         directory: The run's shared-memory directory, or `None` to send everything inline.

@@ -110,8 +110,7 @@ def _remove(path: str) -> bool:
     except OSError:
         return False
     try:
-        names = sorted(os.listdir(directory), key=_OWNER.__eq__)
-        for name in names:
+        for name in sorted(os.listdir(directory), key=_OWNER.__eq__):  # noqa: PTH208 - by descriptor
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=directory)
     finally:

@@ -33,6 +33,8 @@ class Recorder:
         inputs: Inputs by request, as text.
         may_step: Cleared, it stops the next step until it is set.
         stepping: Set while a step waits for it.
+        may_tidy: Generators wait for it when they are closed.
+        tidying: Set while one does.
     """
 
     def __init__(self) -> None:
@@ -43,6 +45,9 @@ class Recorder:
         self.may_step = threading.Event()
         self.may_step.set()
         self.stepping = threading.Event()
+        self.may_tidy = asyncio.Event()
+        self.may_tidy.set()
+        self.tidying = asyncio.Event()
 
 
 seen = Recorder()
@@ -85,6 +90,8 @@ class Obedient(Base):
             seen.stepping.set()
             seen.may_step.wait(5)
         texts = [str(item.payload.get("text", "")) for _, item in items]
+        if "quit" in texts:
+            raise SystemExit(3)
         if "break" in texts:
             raise MemoryError("broken on purpose")
         if "short" in texts:
@@ -189,6 +196,8 @@ class Streaming(Base):
                     case _:
                         pass
         finally:
+            seen.tidying.set()
+            await seen.may_tidy.wait()
             seen.closed[request] += 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -32,7 +33,6 @@ from stretto.types import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-    from pathlib import Path
 
 BOUND_S = 8.0
 STAGE = StageId("stage")
@@ -261,6 +261,7 @@ async def replica_process(
         "stretto.replica",
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
         start_new_session=True,
     )
     assert process.stdin is not None

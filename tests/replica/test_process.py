@@ -162,6 +162,16 @@ async def test_the_script_can_end_the_process(rig: Rig, script: str, code: int) 
         assert len(rig.chunks(A)) <= 1
 
 
+async def test_a_backend_that_exits_takes_its_replica_with_it(rig: Rig) -> None:
+    """Exit code 1 and the reason, instead of a replica that looks alive."""
+    async with replica_process(rig, f"{backends.__name__}:Obedient") as process:
+        await rig.start()
+        rig.run_task(A, "quit")
+        assert await exit_code(process) == 1
+        assert process.stderr is not None
+        assert b"the compute thread got SystemExit: 3" in await process.stderr.read()
+
+
 async def test_without_a_specification_there_is_no_replica() -> None:
     """A person who starts the module by hand is told what it is for."""
     process = await asyncio.create_subprocess_exec(

@@ -101,8 +101,9 @@ async def test_a_step_waits_for_company_if_so_configured(rig: Rig, seen: backend
     async with replica_here(rig, OBEDIENT, max_wait_ms=3000):
         begin(rig, A, B)
         say(rig, a="x")
-        await asyncio.sleep(0)
-        rig.send(Grant(A, UNLIMITED, UNLIMITED))
+        begin(rig, C)
+        rig.send(Cancel(C))
+        await rig.ended(C)
         say(rig, b="y")
         await rig.until(lambda: len(rig.of(Produced)) == 2)
         assert seen.batches == [["a", "b"]]
@@ -499,5 +500,5 @@ class TestSharedMemory:
                 rig.send(Release((made.payload.key,)))
             rig.open(A)
             rig.feed(A, {"data": memoryview(bytes(100_000))})
-            both = await rig.until(lambda: len(rig.of(Produced, A)) == 2 and rig.of(Produced, A))
-            assert [made.payload.place for made in both] == [SHARED_MEMORY] * 2
+            await rig.until(lambda: len(rig.of(Produced, A)) == 2)
+            assert [m.payload.place for m in rig.of(Produced, A)] == [SHARED_MEMORY] * 2

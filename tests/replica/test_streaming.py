@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,32 @@ async def test_a_cancel_closes_the_generator(rig: Rig, seen: backends.Recorder, 
         rig.send(Cancel(A))
         assert await rig.ended(A) == Ended(A, "cancelled")
         assert rig.chunks(A) == [{"text": "x"}]
+        assert seen.closed == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["hang", "deaf"])
+async def test_a_cancelled_task_ends_when_its_generator_has_tidied_up(
+    rig: Rig, seen: backends.Recorder, text: str
+) -> None:
+    """A second cancel does not disturb it."""
+    seen.may_tidy.clear()
+    async with replica_here(rig, STREAMING):
+        rig.run_task(A, text)
+        await rig.until(lambda: rig.of(Consumed, A))
+        rig.send(Cancel(A))
+        async with asyncio.timeout(5):
+            await seen.tidying.wait()
+        rig.send(Cancel(A))
+        rig.send(Grant(A, 1, UNLIMITED))
+        for _ in range(3):
+            key = task_key(f"b{len(rig.frames)}")
+            rig.open(key)
+            rig.send(Cancel(key))
+            await rig.ended(key)
+        assert rig.end(A) is None
+        assert not seen.closed
+        seen.may_tidy.set()
+        assert (await rig.ended(A)).outcome == "cancelled"
         assert seen.closed == {"a": 1}
 
 

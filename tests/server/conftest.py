@@ -13,7 +13,6 @@ import pytest
 import uvloop
 
 from stretto.config.settings import ServerSettings
-from stretto.core.graph import Limits
 from stretto.server.app import create_app
 from stretto.server.http import HttpServer
 from stretto.server.in_flight import InFlight
@@ -21,7 +20,9 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.fake_orchestrator import WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from stretto.core.graph import Limits
 
 SETTINGS = ServerSettings(
     max_body_bytes=64 * 1024,
@@ -65,7 +66,7 @@ class Server:
 @contextlib.asynccontextmanager
 async def running_server(
     settings: ServerSettings = SETTINGS, limits: Limits | None = None
-) -> AsyncIterator[Server]:
+) -> AsyncGenerator[Server]:
     """Run a server for as long as the block runs."""
     engine = FakeEngine()
     in_flight = InFlight()

@@ -26,12 +26,12 @@ EXPECTED: dict[FailureKind, tuple[int, str, str, str | None]] = {
     FailureKind.INVALID_TRANSITION: (500, "server_error", "internal_error", "false"),
 }
 
-SECRET = "/root/secret.onnx at 0x7f"
+INSIDE = "/root/model.onnx at 0x7f"
 
 
 def error(kind: FailureKind, code: str | None = None, *, where: str = "talker/0#1") -> StrettoError:
     """Return an error with a text that must not get out."""
-    failure = Failure(kind=kind, detail=SECRET, where=where, param="field", code=code)
+    failure = Failure(kind=kind, detail=INSIDE, where=where, param="field", code=code)
     return failure.exception()
 
 
@@ -52,7 +52,7 @@ def test_each_class_has_its_status_code_and_retry_advice(kind: FailureKind) -> N
 def test_situation_L8_causes_inside_the_server_stay_inside(kind: FailureKind) -> None:
     """The reply names the stage at most, and the request id under which the log has the cause."""
     text = json.loads(bytes(error_response(error(kind), "req-1").body))["error"]["message"]
-    assert SECRET not in text
+    assert INSIDE not in text
     assert "#1" not in text
     assert text.endswith("Request id: req-1")
 

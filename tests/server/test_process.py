@@ -28,7 +28,7 @@ from tests.support.fake_orchestrator import SPEECH as PIPELINE
 from tests.support.fake_orchestrator import FakeOrchestrator, FakePeer, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 START_S = 20.0
 IDLE_S = 2.0
@@ -72,7 +72,7 @@ async def wait_readable(fd: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_api(folder: Path) -> AsyncIterator[Api]:
+async def running_api(folder: Path) -> AsyncGenerator[Api]:
     """Run an API process for as long as the block runs."""
     path = str(folder / "channel.sock")
     channel_listener = listen_unix(path)
@@ -118,9 +118,14 @@ async def running_api(folder: Path) -> AsyncIterator[Api]:
 
 async def until_ready(client: httpx2.AsyncClient) -> None:
     """Ask until the server has heard of its stages."""
+    await until_status(client, "/ready", 200)
+
+
+async def until_status(client: httpx2.AsyncClient, path: str, status: int) -> None:
+    """Ask until the answer has the status."""
     async with asyncio.timeout(START_S):
-        while (await client.get("/ready")).status_code != 200:
-            await asyncio.sleep(0)
+        while (await client.get(path)).status_code != status:
+            pass
 
 
 async def speak(api: Api, client: httpx2.AsyncClient) -> bytes:
@@ -163,9 +168,7 @@ async def test_an_api_process_from_its_start_to_its_end(tmp_path: Path) -> None:
             assert context_switches(api.process.pid) - before <= 2
 
             await api.orchestrator.stop()
-            async with asyncio.timeout(START_S):
-                while (await client.get("/health")).status_code != 503:
-                    await asyncio.sleep(0)
+            await until_status(client, "/health", 503)
             dead = await client.post(SPEECH, json={"input": "Hello"})
             assert (dead.status_code, dead.json()["error"]["code"]) == (503, "engine_dead")
             successor = FakeOrchestrator()
@@ -178,9 +181,7 @@ async def test_an_api_process_from_its_start_to_its_end(tmp_path: Path) -> None:
             asking = asyncio.ensure_future(client.post(SPEECH, json={"input": "Hello"}))
             number = (await api.peer.next(wire.Submit)).number
             api.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(START_S):
-                while (await client.get("/ready")).status_code != 503:
-                    await asyncio.sleep(0)
+            await until_status(client, "/ready", 503)
             api.peer.output(number, 0, {"audio": PIECES[0]})
             api.peer.output(number, 1)
             api.peer.finish(number)
@@ -206,9 +207,7 @@ async def test_a_second_signal_ends_the_process_at_once(
             asking = asyncio.ensure_future(client.post(SPEECH, json={"input": "Hello"}))
             await api.peer.next(wire.Submit)
             api.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(START_S):
-                while (await client.get("/ready")).status_code != 503:
-                    await asyncio.sleep(0)
+            await until_status(client, "/ready", 503)
             api.process.send_signal(number)
             assert await api.exit_code() == code
             with pytest.raises(httpx2.TransportError):

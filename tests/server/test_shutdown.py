@@ -10,7 +10,7 @@ import pytest
 
 from stretto.config.settings import ServerSettings
 from tests.server.conftest import Server, running_server
-from tests.server.test_speech import PIECES, SAMPLES, SPEECH, hang_up, raw_request
+from tests.server.test_speech import PIECES, SAMPLES, SPEECH, hang_up, raw_request, stop_reading
 from tests.support.fake_orchestrator import WAIT_S, wait_until
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def test_clients_that_take_nothing_do_not_hold_up_the_end() -> None:
     """A connection that does not read, and one in the middle of its request, are cut."""
     async with running_server(ServerSettings(drain_timeout_s=0.1)) as server:
         _, stalled = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
-        stalled.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        stop_reading(stalled)
         (await server.engine.next_job()).audio(*[bytes(1024 * 1024)] * 16)
         _, half = await asyncio.open_connection(*server.address)
         half.write(f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())

@@ -13,12 +13,13 @@ import stretto
 from stretto.engine.client import EngineState
 from stretto.engine.readiness import Readiness
 from stretto.server.boundary import HttpDate
-from tests.server.conftest import Server
 from tests.support.fake_engine import ready_stages
 from tests.support.fake_orchestrator import TALKER, VOCODER, facts, replica, wait_until
 
 if TYPE_CHECKING:
     import httpx2
+
+    from tests.server.conftest import Server
 
 
 async def test_models_are_the_speech_pipelines(client: httpx2.AsyncClient) -> None:

@@ -113,7 +113,7 @@ class FakeEngine:
         self.readiness = ready_stages()
         self.pipelines: tuple[PipelineInfo, ...] = (SPEECH,)
         self.jobs: list[Job] = []
-        self.script = script
+        self.script: Callable[[Job], object] | None = script
         self._news = asyncio.Event()
         self._taken = 0
 

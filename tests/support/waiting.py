@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INTERVAL_S = 0.01
 
@@ -15,5 +18,5 @@ async def becomes_true(condition: Callable[[], bool], timeout_s: float = 10.0) -
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        await asyncio.sleep(INTERVAL_S)  # noqa: ASYNC110 - the fact is outside this process
+        await asyncio.sleep(INTERVAL_S)
     return True

@@ -1,1 +1,0 @@
-"""Frames, connections, the payload codec and the payload store."""

@@ -11,8 +11,15 @@ import pytest
 
 from stretto.transport import FrameError, connect_unix, serve_unix
 from stretto.transport.frames import COALESCED_BYTES
-
-from .wire import Mark, Message, Note, Owner, frame_bytes, open_descriptors, socket_pair
+from tests.transport.wire import (
+    Mark,
+    Message,
+    Note,
+    Owner,
+    frame_bytes,
+    open_descriptors,
+    socket_pair,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -155,6 +162,7 @@ async def test_what_is_sent_before_the_connection_is_made_goes_out_first() -> No
     one, other = socket.socketpair()
     await there.over(other)
     _, client = await asyncio.get_running_loop().create_connection(greeting, sock=one)
+    await there.wait(lambda: there.messages)
     client.send(Note(2))
     await there.wait(lambda: len(there.messages) == 2)
     client.close()
@@ -209,6 +217,21 @@ async def test_an_orderly_end_is_called_that() -> None:
     peer.close()
 
     assert await owner.wait_closed() == "end of stream"
+
+
+async def test_a_peer_that_stops_sending_ends_the_connection_although_bytes_are_unsent() -> None:
+    """The end of the peer's stream does not wait for a peer that does not read."""
+    owner = Owner()
+    ours, peer = socket_pair()
+    connection = await owner.over(ours)
+    body = bytes(1 << 19)
+    connection.send(Note(1, size=len(body)), body)
+    await owner.wait(lambda: "full" in owner.levels)
+
+    peer.shutdown(socket.SHUT_WR)
+
+    assert await owner.wait_closed() == "end of stream"
+    peer.close()
 
 
 async def test_the_last_words_of_a_peer_are_read_although_writing_to_it_fails() -> None:
@@ -495,10 +518,10 @@ async def test_messages_cost_no_task() -> None:
     loop = asyncio.get_running_loop()
 
     def counting(
-        loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+        loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any]
     ) -> asyncio.Task[Any]:
         created.append(coro)
-        return asyncio.Task(coro, loop=loop, **options)
+        return asyncio.Task(coro, loop=loop)
 
     done = loop.create_future()
 
@@ -507,7 +530,7 @@ async def test_messages_cost_no_task() -> None:
             done.set_result(None)
 
     here.react = count
-    loop.set_task_factory(counting)
+    loop.set_task_factory(counting)  # pyright: ignore[reportArgumentType] - no generators here
     for number in range(300):
         client.send(Note(number))
     await done

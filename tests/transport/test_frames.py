@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stretto.transport.frames import COALESCED_BYTES, FrameEncoder, FrameError, FrameReader
-
-from .wire import DECODER, Mark, Message, Note, frame_bytes
+from tests.transport.wire import DECODER, Mark, Message, Note, frame_bytes
 
 SMALL = FrameReader().buffer_bytes
 PATTERN = bytes(range(251))

@@ -81,7 +81,7 @@ def test_sockets_live_in_the_user_s_runtime_directory(
     monkeypatch.delenv("XDG_RUNTIME_DIR")
 
     assert inside == tmp_path
-    assert (absent, relative, socket_base()) == ("/tmp", "/tmp", "/tmp")  # noqa: S108 - the documented place
+    assert (absent, relative, socket_base()) == ("/tmp", "/tmp", "/tmp")
 
 
 def test_sockets_of_a_dead_run_are_reclaimed(tmp_path: Path) -> None:

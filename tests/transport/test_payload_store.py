@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import threading
 import uuid
@@ -25,8 +24,7 @@ from stretto.transport import (
     unlink,
 )
 from stretto.types import INLINE, SHARED_MEMORY, PayloadRef
-
-from .wire import open_descriptors
+from tests.transport.wire import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +67,11 @@ def payload(size: int, fill: int = 7) -> EncodedPayload:
     return encode({"array": np.full(size, fill, "u1")})
 
 
+def names_in(directory: str | Path) -> list[str]:
+    """Return the names of a directory's files."""
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
 def content(reader: PayloadReader, ref: PayloadRef) -> tuple[int, set[int]]:
     """Return length and distinct bytes of a payload's array."""
     mapped = reader.open(ref)
@@ -88,7 +91,7 @@ def test_small_payloads_travel_inline(writer: PayloadWriter, directory: str) -> 
 
     assert ref == PayloadRef(INLINE, "", small.size_bytes)
     assert data == small.join()
-    assert os.listdir(directory) == ["owner"]
+    assert names_in(directory) == ["owner"]
 
 
 def test_a_large_payload_is_a_private_file_that_reads_back(
@@ -220,7 +223,7 @@ def test_closing_removes_every_file(writer: PayloadWriter, directory: str) -> No
     writer.close()
     writer.close()
 
-    assert os.listdir(directory) == ["owner"]
+    assert names_in(directory) == ["owner"]
     assert writer.put(payload(100 * KIB))[0].place == INLINE
     assert not writer.release(refs[1].key)
     assert writer.statistics().used_bytes == 0
@@ -326,7 +329,7 @@ def test_a_key_that_is_no_payload_name_is_never_opened(
     with pytest.raises(PayloadLost, match="does not name a payload file"):
         reader.open(PayloadRef(SHARED_MEMORY, key, 1))
     assert not unlink(directory, key)
-    assert os.listdir(directory) == ["owner"]
+    assert names_in(directory) == ["owner"]
 
 
 def test_an_inline_reference_is_not_opened(reader: PayloadReader) -> None:
@@ -374,7 +377,7 @@ def test_what_a_dead_producer_left_unannounced_is_found(directory: str) -> None:
     assert lost == (keys[0], keys[2])
     assert all(unlink(directory, key) for key in lost)
     assert not unlink(directory, keys[0])
-    assert sorted(os.listdir(directory)) == sorted(["owner", keys[1], other_key])
+    assert names_in(directory) == sorted(["owner", keys[1], other_key])
     dead.close()
     other.close()
 
@@ -401,7 +404,7 @@ def test_a_vanished_directory_sends_payloads_inline(tmp_path: Path) -> None:
 def test_a_full_file_system_sends_payloads_inline(tmp_path: Path) -> None:
     """Without space left the bytes go inline, no file stays behind, and small room is used again."""
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(tmp_path)],
+        ["/usr/bin/env", "mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(tmp_path)],
         check=False,
         capture_output=True,
     )
@@ -411,13 +414,13 @@ def test_a_full_file_system_sends_payloads_inline(tmp_path: Path) -> None:
         writer = PayloadWriter(str(tmp_path), "talker-0-1", 10 * MIB, spare_bytes=0)
         large = payload(300 * KIB)
         ref, data = writer.put(large)
-        left = os.listdir(tmp_path)
+        left = names_in(tmp_path)
         fits, _ = writer.put(payload(100 * KIB))
         full, _ = writer.put(payload(100 * KIB))
         statistics = writer.statistics()
         writer.close()
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["/usr/bin/env", "umount", str(tmp_path)], check=True)
 
     assert ref == PayloadRef(INLINE, "", large.size_bytes)
     assert data == large.join()
@@ -458,4 +461,4 @@ def test_puts_and_releases_may_come_from_two_threads(
     assert statistics.shared_total == seen
     assert seen + statistics.refused_total == 300
     assert statistics.held == 0
-    assert len(os.listdir(directory)) == 1 + statistics.spare
+    assert len(names_in(directory)) == 1 + statistics.spare

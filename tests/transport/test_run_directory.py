@@ -13,11 +13,10 @@ import pytest
 
 from stretto.errors import InternalError
 from stretto.transport import RunDirectory
-
-from .wire import open_descriptors
+from tests.transport.wire import open_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 OWN = """
 import sys
@@ -30,7 +29,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def owned_by_a_child(run_id: str, base: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def owned_by_a_child(run_id: str, base: Path) -> Generator[tuple[subprocess.Popen[str], Path]]:
     """Let another process own a run directory with a payload in it until the end of the block."""
     child = subprocess.Popen(
         [sys.executable, "-c", OWN, run_id, str(base)],

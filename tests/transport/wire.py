@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -126,4 +126,4 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 def open_descriptors() -> int:
     """Return how many descriptors this process has open, without those of dropped objects."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1172,6 +1172,7 @@ class Router:
             self._check_request(request)
         for pool in self._pools.values():
             self._check_pool(pool)
+        self._check_waiting()
         self._check_holds()
         belong = {
             request_id for channel in self._channels.values() for request_id in channel.requests
@@ -1209,6 +1210,21 @@ class Router:
                 assert not edge.chunks, f"{edge.id}: keeps chunks that nobody wants"
         kept = sum(c.size_bytes for edge in request.edges.values() for c in edge.chunks)
         assert kept == request.kept_bytes, f"{request.id}: kept bytes"
+
+    def _check_waiting(self) -> None:
+        ready = [
+            (request.id, task)
+            for request in self._requests.values()
+            for task in request.tasks.values()
+            if task.state is TaskState.READY
+        ]
+        assert len(self._line) == len({r for r, task in ready if not task.has_reserved}), "line"
+        unbound = sum(len(waiting) for waiting in self._unbound.values())
+        assert unbound == sum(task.has_reserved for _, task in ready), "unbound"
+        queued = sum(len(waiting) for waiting in self._queued.values())
+        states = [request.state for request in self._requests.values()]
+        assert queued == states.count(RequestState.QUEUED), "queued"
+        assert not self._out, "commands that nobody was given"
 
     def _check_pool(self, pool: Pool) -> None:
         ready = [place for place in pool.replicas if place.phase is ReplicaPhase.READY]

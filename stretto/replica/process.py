@@ -10,7 +10,7 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, StrettoError
 from stretto.replica.runtime import Replica
 from stretto.replica.settings import RuntimeSettings, cap_threads
 from stretto.types import LaunchSpec
@@ -24,7 +24,7 @@ def run(spec_line: bytes) -> NoReturn:
     except (msgspec.MsgspecError, ConfigError) as error:
         sys.exit(f"the specification is wrong: {error}")
     uvloop.run(_live(spec))
-    raise AssertionError("the loop ended before the process")
+    sys.exit("the loop ended before the process")
 
 
 async def _live(spec: LaunchSpec) -> NoReturn:
@@ -32,8 +32,8 @@ async def _live(spec: LaunchSpec) -> NoReturn:
     code = 1
     try:
         code = await Replica(spec).live()
-    except OSError as error:
-        sys.stderr.write(f"the orchestrator at {spec.address} can't be reached: {error}\n")
+    except StrettoError as error:
+        sys.stderr.write(f"{error.detail}\n")
     except BaseException:  # noqa: BLE001 - the top of the process: report, then exit
         traceback.print_exc()
     sys.stdout.flush()

@@ -90,10 +90,14 @@ class Replica:
         """Serve until drained or until the link ends; return the exit code.
 
         Raises:
-            OSError: The orchestrator can't be reached.
+            StartFailed: The orchestrator can't be reached.
             Exception: A bug of the runtime.
         """
-        await connect_unix(self._spec.address.removeprefix("unix:"), lambda: self._connection)
+        address = self._spec.address
+        try:
+            await connect_unix(address.removeprefix("unix:"), lambda: self._connection)
+        except OSError as error:
+            raise StartFailed(f"the orchestrator at {address} can't be reached: {error}") from error
         serving = asyncio.create_task(self._serve())
         ends = {serving, self._drained, self._link_closed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -102,6 +106,8 @@ class Replica:
         self._connection.close()
         await asyncio.wait({serving, self._link_closed}, timeout=FAREWELL_S)
         self._compute.stop()
+        if self._reader is not None:
+            self._reader.close()
         return serving.result() if has_ended_itself else 0
 
     async def _serve(self) -> int:

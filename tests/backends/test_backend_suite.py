@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from stretto.backends.contract import Capabilities, Chunk, Finished, Input, LoadProgress, More, Task
+from stretto.backends.loading import backend_class
 from stretto.backends.scripted import ScriptedStream
 from stretto.testing.backend_suite import BackendCheckFailed, check_backend
+from stretto.transport import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -228,6 +230,16 @@ def test_a_generator_that_ignores_its_cancellation_is_found() -> None:
     """It would hold its slot until its replica is evicted."""
     with pytest.raises(BackendCheckFailed, match="let CancelledError through"):
         check_backend(Deaf(), [[{"text": "x"}], [{"text": "y"}]])
+
+
+@pytest.mark.slow
+def test_the_speech_stages_keep_the_contract() -> None:
+    """The talker's chunks are the vocoder's inputs, as in the pipeline."""
+    texts: list[list[Payload]] = [[{"text": "Hello."}], [{"text": "It is late. Good night."}]]
+    spoken = check_backend(backend_class("hibari-talker")(), texts, name="text")
+    frames = [[decode(chunk.data) for chunk in chunks] for chunks in spoken]
+    audio = check_backend(backend_class("hibari-vocoder")(), frames, name="frames")
+    assert all(sum(chunk.length for chunk in chunks) > 24_000 / 4 for chunks in audio)
 
 
 def test_one_task_is_not_enough() -> None:

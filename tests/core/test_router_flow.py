@@ -9,6 +9,7 @@ from stretto.core import events as on
 from stretto.core.commands import UNLIMITED
 from stretto.core.graph import Limits, StageSpec
 from stretto.errors import FailureKind, InvalidTransition
+from stretto.types import ChannelId
 from tests.core.builders import (
     API,
     AUDIO,
@@ -96,15 +97,6 @@ class TestWindows:
                     edge(TEXT, A),
                     edge(A, B, chunks=8),
                     edge(A, C, chunks=2),
-                    outputs=[(AUDIO, B), (AUDIO, C)],
-                ),
-            )
-            if False
-            else deployment(
-                pipeline(
-                    edge(TEXT, A),
-                    edge(A, B, chunks=8),
-                    edge(A, C, chunks=2),
                     edge(B, D, name="left"),
                     edge(C, D, name="right"),
                     outputs=[(AUDIO, D)],
@@ -154,7 +146,8 @@ class TestWindows:
                 )
             )
         )
-        router.feed(submitted(), produced(A), finished(A))
+        router.handle(submitted())
+        assert of(do.Dispatch, router.feed(produced(A), finished(A))) == []
         assert len(of(do.Dispatch, router.handle(finished(B)))) == 1
 
     def test_reconverging_streams_do_not_deadlock(self) -> None:
@@ -234,7 +227,7 @@ class TestHolds:
         """Unknown holders and payloads change nothing."""
         router = started(line_of_2())
         router.handle(submitted())
-        for holder in (task(A), task(B), task(A, attempt=3), task(C), API, "9.9"):
+        for holder in (task(A), task(B), task(A, attempt=3), task(C), API, ChannelId("9.9")):
             assert router.handle(on.PayloadDone(now=0.0, holder=holder, payload=shm("x"))) == ()
         assert router.statistics().counters.late == 6
 

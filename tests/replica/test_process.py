@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
 A = task_key("a")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
+async def rig(leak_check: None, tmp_path: Path) -> AsyncGenerator[Rig]:
     """Listen for a replica."""
     async with listening(tmp_path) as rig:
         yield rig
@@ -255,7 +256,6 @@ def _voluntary(paths: Iterable[Path]) -> Iterable[int]:
                 yield int(line.split()[1])
 
 
-@pytest.mark.slow
 async def test_an_idle_replica_does_not_wake_up(tmp_path: Path) -> None:
     """After its work, no thread of it runs again, whichever form its backend has."""
     async with contextlib.AsyncExitStack() as stack:

@@ -312,6 +312,7 @@ def test_the_task_nearest_to_running_dry_goes_next() -> None:
     assert [task.key.request for task in table.next_batch(2)] == ["short", "middle"]
 
 
+@pytest.mark.slow
 @given(
     tasks=st.integers(1, 12),
     limit=st.integers(1, 5),
@@ -451,5 +452,5 @@ class Tables(RuleBasedStateMachine):
         assert sorted(self.made) == sorted(announced + waiting + self.table.unsent)
 
 
-TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables = pytest.mark.slow(Tables.TestCase)

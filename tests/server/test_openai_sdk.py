@@ -147,9 +147,12 @@ async def test_the_sdk_tries_again_when_it_is_told_to(
 async def test_a_broken_stream_raises(server: Server, sdk: openai.AsyncOpenAI) -> None:
     """A failure after the first byte is no end of audio for the SDK."""
     server.engine.script = lambda job: job.audio(SAMPLES).fail(ReplicaLost("exit 9"))
-    with pytest.raises(httpx2.RemoteProtocolError):
+
+    async def listen() -> None:
         async with sdk.audio.speech.with_streaming_response.create(
             input="Hello", model="speech", voice="alloy", response_format="pcm"
         ) as reply:
-            async for _ in reply.iter_bytes():
-                pass
+            await reply.read()
+
+    with pytest.raises(httpx2.RemoteProtocolError):
+        await listen()

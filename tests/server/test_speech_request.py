@@ -62,7 +62,7 @@ BAD: list[tuple[bytes, int, str | None, str]] = [
 @pytest.mark.parametrize(
     ("body", "status", "param", "code"), BAD, ids=lambda value: str(value)[:40]
 )
-async def test_situation_O1_each_mistake_is_named(
+async def test_situation_O1_each_mistake_is_named(  # noqa: PLR0913 - a table row
     client: httpx2.AsyncClient,
     server: Server,
     body: bytes,

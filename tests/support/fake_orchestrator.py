@@ -116,7 +116,7 @@ class FakePeer:
         payload: PayloadRef | None = None
         data: bytes | None = None
         if values is not None:
-            data = codec.encode(values).join()  # pyright: ignore[reportArgumentType] - tests pass what fits
+            data = codec.encode(values).join()
             payload = PayloadRef(INLINE, "", len(data))
         fields: dict[str, object] = {
             "number": number,

@@ -1,0 +1,1 @@
+"""Programs for people who work on this repository; not shipped."""

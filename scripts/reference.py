@@ -87,7 +87,9 @@ def row(struct: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> str:
 def meaning(struct: type[msgspec.Struct], name: str) -> str:
     """Return what the class's docstring says of a field, on one line."""
     found = re.search(
-        rf"^    {name}: (.*?)(?=^    \w+: |\Z)", inspect.getdoc(struct) or "", re.M | re.S
+        rf"^    {name}: (.*?)(?=^    \w+: |\Z)",
+        inspect.getdoc(struct) or "",
+        re.MULTILINE | re.DOTALL,
     )
     assert found, f"{struct.__name__}.{name} is not documented"
     return " ".join(found.group(1).split())

@@ -87,7 +87,8 @@ def main() -> None:
     delays.sort()
     print(
         f"{pipeline}: {rounds} kills under {STREAMS} streams; noticed after "
-        f"median {statistics.median(delays) * 1e3:.1f} ms, p95 {delays[int(len(delays) * 0.95) - 1] * 1e3:.1f} ms, "
+        f"median {statistics.median(delays) * 1e3:.1f} ms, "
+        f"p95 {delays[int(len(delays) * 0.95) - 1] * 1e3:.1f} ms, "
         f"worst {delays[-1] * 1e3:.1f} ms"
     )
     print(f"requests: {dict(outcomes)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from scripts.measure.requests import fetch
 from tests.e2e.serving import Server, serving
@@ -26,7 +27,7 @@ def main() -> None:
         steps = [("fresh", resident_mb(server))]
         for name, amount in (("warm", count // 10), ("all", count - count // 10)):
             texts = [f"{TEXT} Number {n}." for n in range(amount)]
-            assert all(pool.map(lambda text: fetch(server.url, text).size_bytes > 0, texts))
+            assert all(got.size_bytes for got in pool.map(partial(fetch, server.url), texts))
             steps.append((f"{name}: +{amount}", resident_mb(server)))
         print(f"{'':48s}" + "".join(f"{name:>14s}" for name, _ in steps) + "  MB")
         for process in steps[0][1]:

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from scripts.measure.requests import fetch
 from tests.e2e.serving import serving
@@ -28,7 +29,7 @@ def main() -> None:
         alone = {text: fetch(server.url, text) for text in TEXTS}
         with ThreadPoolExecutor(count) as pool:
             texts = [TEXTS[n % len(TEXTS)] for n in range(count)]
-            together = list(pool.map(lambda text: fetch(server.url, text), texts))
+            together = list(pool.map(partial(fetch, server.url), texts))
         exact = sum(
             got.digest == alone[text].digest for text, got in zip(texts, together, strict=True)
         )

@@ -104,7 +104,7 @@ def say(
         str | None,
         typer.Option(
             envvar="OPENAI_BASE_URL",
-            help="A running server, for example http://127.0.0.1:8000/v1; without it one is started and ended.",
+            help="A server such as http://127.0.0.1:8000/v1; without it an engine is started and ended.",
             show_default=False,
         ),
     ] = None,

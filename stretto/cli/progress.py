@@ -70,7 +70,7 @@ class Progress:
 
     def ready(self, host: str, port: int, pipelines: Sequence[str], elapsed_s: float) -> None:
         """Say that requests are served, and how to make one."""
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
         url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         self.line(READY_TEXT.format(url=url, pipelines=", ".join(pipelines), elapsed=elapsed_s))
 

@@ -12,7 +12,7 @@ def main() -> int:
     line = read_spec_line()
     exit_with_parent()
     # The parent is watched before anything heavy is imported.
-    from stretto.server.process import run_api_process  # noqa: PLC0415
+    from stretto.server.process import run_api_process
 
     return run_api_process(line)
 

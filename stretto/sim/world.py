@@ -86,6 +86,7 @@ class World:
         deployment: What is served.
         seed: Decides everything that is random.
         habits: See `Habits`.
+        observe: Sees each event with the router's answer.
 
     Attributes:
         now: Virtual seconds.
@@ -94,7 +95,14 @@ class World:
         events: Count of events by class name.
     """
 
-    def __init__(self, deployment: Deployment, *, seed: int, habits: Habits | None = None) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        seed: int,
+        habits: Habits | None = None,
+        observe: Callable[[on.AnyEvent, tuple[do.AnyCommand, ...]], None] | None = None,
+    ) -> None:
         self.router = Router(deployment)
         self.random = Random(seed)  # noqa: S311 - a simulation wants chance that repeats
         self.habits = habits or Habits()
@@ -104,6 +112,7 @@ class World:
         self.replicas: dict[ReplicaId, SimReplica] = {}
         self.clients: dict[RequestId, SimClient] = {}
         self.has_exited = False
+        self._observe = observe
         self._live_payloads: dict[PayloadRef, None] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = 0
@@ -130,6 +139,8 @@ class World:
         self.events[type(event).__name__] += 1
         commands = self.router.handle(event)
         self.router.check_invariants()
+        if self._observe is not None:
+            self._observe(event, commands)
         for command in commands:
             self._execute(command)
         self._set_timer()

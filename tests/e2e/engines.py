@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import psutil
@@ -15,6 +15,7 @@ from stretto.backends.scripted import check_counter_audio, tag_of
 from stretto.config.loading import load_settings
 from stretto.core.graph import Limits
 from stretto.engine import Engine
+from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -38,28 +39,37 @@ def scripted(
     return msgspec.structs.replace(settings, stages=stages, orchestrator=orchestrator)
 
 
+Script: TypeAlias = dict[str, dict[str, object]]
+"""Fields of the script by stage."""
+
+
 @dataclass
 class Heard:
     """What came of one request: its audio so far, and how it ended."""
 
     audio: bytes = b""
-    error: Exception | None = None
+    error: StrettoError | None = None
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def samples(self, text: str) -> int:
         """Return how many samples came, each the next of this text's stream."""
         return check_counter_audio(self.audio, tag_of(text))
 
 
-async def listen(engine: Engine, text: str, heard: Heard | None = None, **script: object) -> Heard:
+async def listen(
+    engine: Engine, text: str, script: Script | None = None, heard: Heard | None = None
+) -> Heard:
     """Run one request to its end; an error is part of what was heard."""
     heard = heard or Heard()
     try:
-        async for chunk in engine.generate(text=text, options={"script": json.dumps(script)}):
+        async for chunk in engine.generate(text=text, options={"script": json.dumps(script or {})}):
             audio = chunk.values.get("audio", b"")
             assert isinstance(audio, (bytes, memoryview))
             heard.audio += bytes(audio)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+            heard.has_begun.set()
+    except StrettoError as error:
         heard.error = error
+    heard.has_begun.set()
     return heard
 
 
@@ -104,4 +114,12 @@ async def all_idle(engine: Engine) -> None:
     """Wait until every stage is ready and nothing is in flight at this end."""
     async with asyncio.timeout(20):
         await engine.wait_ready()
-    assert engine.statistics().open_requests == 0
+    await nothing_open(engine)
+
+
+async def nothing_open(engine: Engine) -> None:
+    """Check that no request is known any more, after one round trip through the orchestrator."""
+    await listen(engine, "a round trip")
+    found = engine.statistics()
+    assert found is not None
+    assert (found.open_requests, found.abandoned_requests, found.waiting_aborts) == (0, 0, 0)

@@ -83,7 +83,7 @@ class Server:
     def run_directories(self) -> list[Path]:
         """Return the directories that the supervisor owns: it holds a lock in each."""
         descriptors = Path(f"/proc/{self.process.pid}/fd")
-        files = [Path(os.readlink(fd)) for fd in descriptors.iterdir()]
+        files = [fd.readlink() for fd in descriptors.iterdir()]
         return sorted(file.parent for file in files if file.parent.name.startswith("stretto-"))
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> int:

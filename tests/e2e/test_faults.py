@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -23,21 +22,20 @@ from stretto.errors import (
 )
 from tests.e2e.engines import (
     Heard,
+    Script,
     all_idle,
     engine_of,
     listen,
+    nothing_open,
     process_of,
     scripted,
     state_is,
 )
 
-if TYPE_CHECKING:
-    from stretto.engine import Engine
-
 pytestmark = pytest.mark.e2e
 
 SAMPLES = 10 * 480
-SLOW = {"tone": {"chunks": 10, "delay_s": 0.02}, "relay": {}}
+SLOW: Script = {"tone": {"chunks": 10, "delay_s": 0.05}, "relay": {}}
 
 
 def assert_whole(heard: Heard, text: str) -> None:
@@ -47,10 +45,10 @@ def assert_whole(heard: Heard, text: str) -> None:
 
 
 async def until_heard(heards: list[Heard]) -> None:
-    """Wait until each request has brought audio."""
+    """Wait until each request has brought audio, or has ended."""
     async with asyncio.timeout(10):
-        while not all(heard.audio or heard.error for heard in heards):
-            await asyncio.sleep(0)
+        for heard in heards:
+            await heard.has_begun.wait()
 
 
 async def test_situation_C1_replicas_die_in_turn_and_the_service_goes_on() -> None:
@@ -59,11 +57,12 @@ async def test_situation_C1_replicas_die_in_turn_and_the_service_goes_on() -> No
         orchestrator = psutil.Process().children()[0].pid
         for name in ("relay/0", "tone/0", "tone/1"):
             heards = [Heard() for _ in range(8)]
+            victim = process_of(name)
             async with asyncio.TaskGroup() as tasks:
                 for n, heard in enumerate(heards):
-                    tasks.create_task(listen(engine, f"{name} {n}", heard, **SLOW))
+                    tasks.create_task(listen(engine, f"{name} {n}", SLOW, heard))
                 await until_heard(heards)
-                process_of(name).kill()
+                victim.kill()
             for n, heard in enumerate(heards):
                 if heard.error is None:
                     assert_whole(heard, f"{name} {n}")
@@ -81,11 +80,12 @@ async def test_situation_C2_survivors_are_exact_and_everything_is_released() -> 
     """Six requests on two replicas: those of the dead one fail through the common way out."""
     async with engine_of(scripted(tone=2)) as engine:
         heards = [Heard() for _ in range(6)]
+        victim = process_of("tone/0")
         async with asyncio.TaskGroup() as tasks:
             for n, heard in enumerate(heards):
-                tasks.create_task(listen(engine, str(n), heard, **SLOW))
+                tasks.create_task(listen(engine, str(n), SLOW, heard))
             await until_heard(heards)
-            process_of("tone/0").kill()
+            victim.kill()
         lost = [heard for heard in heards if heard.error]
         assert len(lost) == 3
         for n, heard in enumerate(heards):
@@ -97,10 +97,10 @@ async def test_situation_C2_survivors_are_exact_and_everything_is_released() -> 
 
 async def test_a_request_that_nobody_has_heard_of_is_repeated() -> None:
     """A death before the first chunk costs the client nothing but time."""
-    script = {"tone": {"first_delay_s": 0.5}, "relay": {}}
+    script: Script = {"tone": {"first_delay_s": 0.5}, "relay": {}}
     async with engine_of(scripted(Limits(respawn_min_s=0.01))) as engine:
         heard = Heard()
-        running = asyncio.create_task(listen(engine, "hi", heard, **script))
+        running = asyncio.create_task(listen(engine, "hi", script, heard))
         dead = asyncio.create_task(state_is(engine, lambda state: state.state == "dead"))
         await asyncio.sleep(0.1)
         process_of("tone/0").kill()
@@ -115,8 +115,9 @@ async def test_a_death_is_noticed_within_milliseconds() -> None:
         for _ in range(5):
             dead = asyncio.create_task(state_is(engine, lambda state: state.state == "dead"))
             await asyncio.sleep(0)
+            victim = process_of("tone/0")
             killed_at = time.monotonic()
-            process_of("tone/0").kill()
+            victim.kill()
             await dead
             delays.append(time.monotonic() - killed_at)
             await all_idle(engine)
@@ -128,7 +129,7 @@ async def test_a_death_is_noticed_within_milliseconds() -> None:
 async def test_a_poisonous_request_ends_alone() -> None:
     """A request that kills every replica it meets is given up after three deaths."""
     async with engine_of(scripted(Limits(respawn_min_s=0.01))) as engine:
-        heard = await listen(engine, "poison", **{"tone": {"kill_at": 0}, "relay": {}})
+        heard = await listen(engine, "poison", {"tone": {"kill_at": 0}})
         assert isinstance(heard.error, PoisonRequest)
         await all_idle(engine)
         assert_whole(await listen(engine, "good"), "good")
@@ -141,7 +142,7 @@ async def test_a_stage_exception_fails_its_request_only() -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(
-                    listen(engine, str(n), **({"tone": {"fail_at": 3}} if n == 7 else {}))
+                    listen(engine, str(n), {"tone": {"fail_at": 3}} if n == 7 else None)
                 )
                 for n in range(20)
             ]
@@ -157,13 +158,14 @@ async def test_a_stage_exception_fails_its_request_only() -> None:
 async def test_situation_A1_a_silent_stage_is_named_and_neighbours_do_not_notice() -> None:
     """A chunk that never comes ends its request with a deadline error; eight others are exact."""
     async with engine_of(scripted(chunk_timeout_s=1.0)) as engine:
-        silent = {"tone": {"silent_after": 1}, "relay": {}}
+        silent: Script = {"tone": {"silent_after": 1}, "relay": {}}
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            bad = tasks.create_task(listen(engine, "bad", **silent))
+            bad = tasks.create_task(listen(engine, "bad", silent))
             good = [tasks.create_task(listen(engine, str(n))) for n in range(8)]
-        assert isinstance(bad.result().error, DeadlineExceeded)
-        assert "tone/0" in str(bad.result().error.where)
+        error = bad.result().error
+        assert isinstance(error, DeadlineExceeded)
+        assert "tone/0" in error.where
         assert time.monotonic() - began < 5
         for n, task in enumerate(good):
             assert_whole(task.result(), str(n))
@@ -189,7 +191,7 @@ async def test_situation_A7_death_is_latched_and_a_new_epoch_serves() -> None:
         heards = [Heard() for _ in range(4)]
         async with asyncio.TaskGroup() as tasks:
             for n, heard in enumerate(heards):
-                tasks.create_task(listen(engine, str(n), heard, **SLOW))
+                tasks.create_task(listen(engine, str(n), SLOW, heard))
             await until_heard(heards)
             psutil.Process().children()[0].kill()
         assert all(isinstance(heard.error, EngineDead) for heard in heards)
@@ -211,9 +213,9 @@ async def test_situation_B1_a_client_that_leaves_frees_the_slot() -> None:
         stages=tuple(msgspec.structs.replace(stage, slots=1) for stage in settings.stages),
     )
     async with engine_of(settings) as engine:
-        endless = {"tone": {"chunks": 100_000, "delay_s": 0.01}, "relay": {}}
+        endless: Script = {"tone": {"chunks": 100_000, "delay_s": 0.01}, "relay": {}}
         heard = Heard()
-        running = asyncio.create_task(listen(engine, "endless", heard, **endless))
+        running = asyncio.create_task(listen(engine, "endless", endless, heard))
         await until_heard([heard])
         waiting = asyncio.create_task(listen(engine, "next"))
         running.cancel()
@@ -240,14 +242,8 @@ async def test_situation_B5_aborts_at_random_progress_leave_nothing() -> None:
             async with asyncio.TaskGroup() as tasks:
                 for n in range(start, start + 20):
                     tasks.create_task(give_up(n))
-        await _abandoned_are_gone(engine)
+        await nothing_open(engine)
         assert_whole(await listen(engine, "after"), "after")
-
-
-async def _abandoned_are_gone(engine: Engine) -> None:
-    async with asyncio.timeout(10):
-        while engine.statistics().abandoned_requests or engine.statistics().open_requests:
-            await asyncio.sleep(0)
 
 
 async def test_an_abort_says_whether_it_stopped_anything() -> None:
@@ -269,6 +265,6 @@ async def test_situation_E3_totals_on_a_chunk_boundary_are_exact(extra: int) -> 
     """Each sample comes once, whether the output ends on, before or behind a chunk's boundary."""
     async with engine_of(scripted()) as engine:
         for chunks in range(1, 20):
-            heard = await listen(engine, "e3", **{"tone": {"chunks": chunks + extra, "bytes": 96}})
+            heard = await listen(engine, "e3", {"tone": {"chunks": chunks + extra, "bytes": 96}})
             assert heard.error is None
             assert heard.samples("e3") == 48 * (chunks + extra)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from scripts.measure.idle import measure
-from tests.e2e.serving import READY, launch, serving, wait_until
+from tests.e2e.serving import READY, Server, launch, serving, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,11 +165,15 @@ def test_a_killed_supervisor_takes_everything_with_it() -> None:
         if is_loaded:
             server.wait_line(READY.pattern)
         else:
-            wait_until(lambda: len(server.tree()) >= 4)
+            wait_until(partial(_has_children, server))
         tree = server.tree()
         server.process.kill()
         server.process.wait(10)
         assert not psutil.wait_procs(tree[1:], timeout=5)[1]
+
+
+def _has_children(server: Server) -> bool:
+    return len(server.tree()) >= 4
 
 
 def test_a_dead_api_process_is_replaced() -> None:

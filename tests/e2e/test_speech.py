@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import wave
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def test_32_concurrent_streams_are_byte_exact_and_the_server_ends_cleanly() -> N
             alone = {text: speak(opened, text) for text in SENTENCES}
             with ThreadPoolExecutor(32) as pool:
                 texts = list(SENTENCES) * 8
-                together = list(pool.map(lambda text: speak(opened, text), texts))
+                together = list(pool.map(partial(speak, opened), texts))
         assert all(alone[text] == audio for text, audio in zip(texts, together, strict=True))
         assert running.stop(signal.SIGTERM, timeout_s=10) == 0
         bad = [line for line in running.lines if "ERROR" in line or "Traceback" in line]

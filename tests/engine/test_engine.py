@@ -27,7 +27,6 @@ from tests.support.fake_orchestrator import (
     SPEECH,
     TALKER,
     VOCODER,
-    WAIT_S,
     FakeOrchestrator,
     FakePeer,
     replica,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from stretto.config.settings import Settings
 
 END_S = 15.0
+SAMPLES = 10 * 480  # what the scripted pipeline makes unless told otherwise
 
 
 @pytest.fixture
@@ -175,7 +175,8 @@ async def audio(stream: Stream) -> bytes:
 async def test_an_engine_with_its_own_processes_from_start_to_end() -> None:
     """It speaks, survives a reader that leaves and an orchestrator that dies, and leaves nothing behind."""
     async with asyncio.timeout(4 * END_S), Engine.from_pipeline(scripted(delay_s=0.001)) as engine:
-        check_counter_audio(await audio(engine.generate(text="Hello")), tag_of("Hello"))
+        heard = await audio(engine.generate(text="Hello"))
+        assert check_counter_audio(heard, tag_of("Hello")) == SAMPLES
 
         async for _ in engine.generate(text="Hello"):
             break
@@ -193,7 +194,7 @@ async def test_an_engine_with_its_own_processes_from_start_to_end() -> None:
         await engine.wait_ready()
         stream = engine.generate(text="again")
         assert stream.request.startswith("2.")
-        check_counter_audio(await audio(stream), tag_of("again"))
+        assert check_counter_audio(await audio(stream), tag_of("again")) == SAMPLES
     await engine.aclose()
 
 

@@ -21,8 +21,6 @@ from tests.support.fake_replica import FakeLauncher, FakeReplica
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stretto.engine.channel import Channel
-
 
 async def _open_task(world: World, stage: str, incarnation: int = 1) -> tuple[FakeReplica, TaskKey]:
     replica = await world.launcher.get(stage, incarnation=incarnation)

@@ -192,4 +192,6 @@ class StepBackend(Backend, Protocol[StateT]):
 Adapter: TypeAlias = "Callable[[Payload, bool], Sequence[Payload]]"
 """Turns a source's chunk `(payload, final)` into zero or more inputs; one instance per task and edge.
 
-It runs in the consuming replica, in the compute thread. What it returns when `final` is true ends the input."""
+It runs in the consuming replica, in the compute thread. What it returns when `final` is true ends the
+input.
+"""

@@ -12,11 +12,10 @@ of `BLOCK`, whatever pieces the frames come in, and Z of a block is drawn from a
 generator at (seed, segment, block). So the samples depend on the segment's frames, its number and
 the seed alone. What a block of frames s to s+n-1 touches:
 
-    hop         s-2   s-1    s    s+1   ...   s+n-2 s+n-1  s+n
-               |-----|-----|-----|-----|    |-----|-----|-----|
-    spectrum s  reads and adds to these     |     |     |     |
-    spectrum s+n-1                    reads and adds to these (from s+n-3 on)
-    final after the block: hops s-2 to s+n-3
+    hop              s-2   s-1    s    s+1   ...  s+n-3 s+n-2 s+n-1  s+n
+    spectrum s        #     #     #     #                                    reads, then adds to
+    spectrum s+n-1                                  #     #     #     #      reads, then adds to
+    final then       |<------------------------------->|
 
 The pulses of hop s+n interpolate towards the pitch of frame s+n+1: hence `LOOK_AHEAD` is 2. Before
 the first hop and behind the last, the pulses are mirrored.
@@ -106,9 +105,7 @@ class Segment:
         self._key = (number & _SEED_MASK) << _SEED_BITS | seed & _SEED_MASK
         self._workspace = workspace
         self._start = 0  # the next block's first frame
-        self._rows: Floats = np.empty(
-            (0, FRAME_WIDTH), np.float32
-        )  # frames from there on, own copy
+        self._rows: Floats = np.empty((0, FRAME_WIDTH), np.float32)  # known frames from there on
         self._pulses: Floats = np.empty(0, np.float32)  # of the three frames up to `_start`
         self._hertz_sum = 0.0  # the pulses' phase, times the rate
         self._overlap: Floats = np.zeros((_CARRIED_HOPS, HOP), np.float32)

@@ -42,7 +42,7 @@ class Override:
         return cls(tuple(key.split(".")), Node(value, Origin(flag)))
 
 
-def flag_overrides(  # noqa: PLR0913 - one per flag
+def flag_overrides(
     *,
     host: str | None = None,
     port: int | None = None,

@@ -957,8 +957,6 @@ class Router:
 
     def _forget_if_drained(self, request: Request) -> None:
         """Drop the record of an ended request when no replica works for it any more."""
-        if request.state is not _DRAINING:
-            return
         if any(task.state is TaskState.BOUND for task in request.tasks.values()):
             return
         request.state = _DONE

@@ -188,7 +188,7 @@ class Engine:
 
     # ---- requests
 
-    def generate(  # noqa: PLR0913 - all but the inputs have defaults
+    def generate(
         self,
         *,
         pipeline: str | None = None,

@@ -37,7 +37,7 @@ class ChildProcess:
         pid: Its process id, which is also its group's.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one fact about the process
+    def __init__(
         self,
         command: Sequence[str],
         spec: bytes,

@@ -131,7 +131,7 @@ def error_response(error: StrettoError, request_id: str = "") -> Response:
     )
 
 
-def openai_error(  # noqa: PLR0913 - the fields of OpenAI's form
+def openai_error(
     status: int,
     message: str,
     *,

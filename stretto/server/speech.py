@@ -105,7 +105,7 @@ class SpeechReply(Response):
 class _Exchange:
     """One client and what it was sent."""
 
-    def __init__(  # noqa: PLR0913 - the three of ASGI and what the boundary knows
+    def __init__(
         self,
         scope: Scope,
         receive: Receive,

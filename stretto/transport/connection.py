@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
     receive buffer of it. While reading is paused, the peer's end is not noticed.
     """
 
-    def __init__(  # noqa: PLR0913 - all but three have names at the call and usual values
+    def __init__(
         self,
         decoder: msgspec.msgpack.Decoder[list[InT]],
         on_frame: Callable[[Connection[InT], list[InT], memoryview], None],

@@ -86,9 +86,10 @@ def pipeline(
 
 
 def deployment(
-    *pipelines: PipelineSpec, limits: Limits | None = None, **stages: StageSpec
+    *pipelines: PipelineSpec, limits: Limits | None = None, stages: Iterable[StageSpec] = ()
 ) -> Deployment:
-    """Return a deployment of the pipelines' stages; keywords replace a stage's defaults."""
+    """Return a deployment of the pipelines' stages, those that are named as named."""
+    named = {stage.id: stage for stage in stages}
     used: dict[StageId, None] = {}
     for each in pipelines:
         for link in each.edges:
@@ -96,33 +97,37 @@ def deployment(
                 if stage is not None:
                     used[stage] = None
     return Deployment(
-        stages=tuple(stages.get(stage, StageSpec(id=stage, slots=2)) for stage in used),
+        stages=tuple(named.get(stage, StageSpec(id=stage, slots=2)) for stage in used),
         pipelines=pipelines,
         limits=limits or Limits(),
     )
 
 
 def line_of_2(
-    *, limits: Limits | None = None, chunks: int = 4, nbytes: int = 1000, **stages: StageSpec
+    *,
+    limits: Limits | None = None,
+    chunks: int = 4,
+    nbytes: int = 1000,
+    stages: Iterable[StageSpec] = (),
 ) -> Deployment:
     """Return `text → a ⇒ b → audio`."""
     return deployment(
         pipeline(edge(TEXT, A), edge(A, B, chunks=chunks, nbytes=nbytes), outputs=[(AUDIO, B)]),
         limits=limits,
-        **stages,
+        stages=stages,
     )
 
 
-def line_of_3(*, limits: Limits | None = None, **stages: StageSpec) -> Deployment:
+def line_of_3(*, limits: Limits | None = None, stages: Iterable[StageSpec] = ()) -> Deployment:
     """Return `text → a ⇒ b ⇒ c → audio`."""
     return deployment(
         pipeline(edge(TEXT, A), edge(A, B), edge(B, C), outputs=[(AUDIO, C)]),
         limits=limits,
-        **stages,
+        stages=stages,
     )
 
 
-def diamond(*, limits: Limits | None = None, **stages: StageSpec) -> Deployment:
+def diamond(*, limits: Limits | None = None, stages: Iterable[StageSpec] = ()) -> Deployment:
     """Return `text → a`, `a → b` in full, `a ⇒ c`, and `b ⇒ d`, `c ⇒ d → audio`."""
     return deployment(
         pipeline(
@@ -134,17 +139,17 @@ def diamond(*, limits: Limits | None = None, **stages: StageSpec) -> Deployment:
             outputs=[(AUDIO, D)],
         ),
         limits=limits,
-        **stages,
+        stages=stages,
     )
 
 
-def shared(*, limits: Limits | None = None, **stages: StageSpec) -> Deployment:
+def shared(*, limits: Limits | None = None, stages: Iterable[StageSpec] = ()) -> Deployment:
     """Return `chat` (`text → a → words`, `a ⇒ b → audio`) and `speech` (`text → b → audio`)."""
     return deployment(
         pipeline(edge(TEXT, A), edge(A, B), outputs=[(WORDS, A), (AUDIO, B)], name="chat"),
         pipeline(edge(TEXT, B), outputs=[(AUDIO, B)], name="speech"),
         limits=limits,
-        **stages,
+        stages=stages,
     )
 
 

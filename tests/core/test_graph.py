@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from stretto.core.graph import (
@@ -35,6 +37,9 @@ from tests.core.builders import (
     shared,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 X, Y = StageId("x"), StageId("y")
 
 
@@ -53,7 +58,7 @@ def buffered(*edges: EdgeSpec, output: StageId) -> set[str]:
 
 
 @pytest.mark.parametrize("make", [line_of_2, line_of_3, diamond, shared])
-def test_sound_deployments_are_returned_unchanged(make: type[Deployment]) -> None:
+def test_sound_deployments_are_returned_unchanged(make: Callable[[], Deployment]) -> None:
     """Validation changes nothing."""
     sound = make()
     assert validated(sound) is sound

@@ -114,9 +114,7 @@ class TestWindows:
         """A may make all it wants; B is fed within the window when A has ended."""
         router = started(
             deployment(
-                pipeline(
-                    edge(TEXT, A), edge(A, B, mode=FULL, chunks=2), outputs=[(AUDIO, B)]
-                )
+                pipeline(edge(TEXT, A), edge(A, B, mode=FULL, chunks=2), outputs=[(AUDIO, B)])
             )
         )
         dispatch = router.handle(submitted())[0]
@@ -274,9 +272,7 @@ class TestRetention:
         assert story is not None
         assert "b: inputs too large to keep for a retry" in str(story)
         commands = router.handle(died(replica(B)))
-        assert [
-            c.failure.detail for c in commands if isinstance(c, do.Fail)
-        ] == [
+        assert [c.failure.detail for c in commands if isinstance(c, do.Fail)] == [
             "request 1.1-1: replica b/0#1 died (exit 9) and this can't be repeated; try again"
         ]
 
@@ -304,7 +300,7 @@ class TestRetention:
 
     def test_a_stage_that_never_repeats_keeps_nothing(self) -> None:
         """Its inputs are dropped as soon as they are fed."""
-        router = started(line_of_2(a=StageSpec(id=A, recovery="fail")))
+        router = started(line_of_2(stages=(StageSpec(id=A, recovery="fail"),)))
         assert do.Release(payload=inline(f"{R1}.text")) in router.handle(submitted())
 
 

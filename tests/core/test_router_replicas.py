@@ -44,7 +44,10 @@ from tests.core.builders import (
     terminals,
 )
 
-TWO = {"a": StageSpec(id=A, replicas=2, slots=2), "b": StageSpec(id=B, replicas=2, slots=2)}
+TWO = (
+    StageSpec(id=A, replicas=2, slots=2),
+    StageSpec(id=B, replicas=2, slots=2),
+)
 
 
 def phases(router: Checked, stage: StageId = A) -> list[str]:
@@ -73,7 +76,7 @@ class TestStarting:
 
     def test_the_engine_asks_for_every_replica(self) -> None:
         """One process per place, each announced."""
-        router = Checked(line_of_2(**TWO))
+        router = Checked(line_of_2(stages=TWO))
         commands = router.handle(on.EngineStarted(now=0.0))
         assert [c.replica for c in commands if isinstance(c, do.StartReplica)] == [
             replica(A, 0),
@@ -104,7 +107,7 @@ class TestStarting:
 
     def test_silence_while_starting_is_a_death(self) -> None:
         """Progress moves the deadline; without it the process is killed and replaced."""
-        router = started(line_of_2(a=StageSpec(id=A, start_timeout_s=10.0)), loaded=False)
+        router = started(line_of_2(stages=(StageSpec(id=A, start_timeout_s=10.0),)), loaded=False)
         router.feed(
             on.ReplicaJoined(now=8.0, replica=replica(A)),
             on.ReplicaProgressed(now=16.0, replica=replica(A), what="", fraction=0.5),
@@ -152,7 +155,7 @@ class TestDeath:
 
     def test_row_F1_a_dead_replica_touches_only_what_it_held(self) -> None:
         """Of three requests the one without output is repeated, the one with output fails."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         router.feed(submitted(R1), submitted(R2), submitted(R3))
         lost, other = where(router, request=R1), where(router, request=R2)
         assert (where(router, request=R3), other) == (lost, replica(A, 1 - lost.slot))
@@ -181,7 +184,7 @@ class TestDeath:
 
     def test_row_F4_one_death_has_one_outcome(self) -> None:
         """The second report of the same death is late."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         router.handle(submitted())
         router.feed(died(replica(A, 1)), died(replica(A, 0)))
         assert router.handle(died(replica(A, 0))) == ()
@@ -191,7 +194,7 @@ class TestDeath:
 
     def test_a_repeated_task_gets_its_inputs_from_the_beginning(self) -> None:
         """What B was fed comes again, and what was fed to the dead one is not lost."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         chunk = shm("frames")
         router.feed(submitted(), produced(A, payload=chunk), produced(A, 1), consumed(1))
         commands = router.handle(died(where(router, B)))
@@ -218,7 +221,7 @@ class TestDeath:
                     edge(A, B, mode=FULL),
                     outputs=[(AUDIO, B)],
                 ),
-                **TWO,
+                stages=TWO,
             )
         )
         router.feed(submitted(), produced(A), produced(A, 1))
@@ -234,7 +237,7 @@ class TestDeath:
 
     def test_late_output_of_a_former_attempt_is_released(self) -> None:
         """It was on the way when its replica was given up."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         router.handle(submitted())
         lost = where(router)
         router.handle(died(lost))
@@ -258,7 +261,7 @@ class TestDeath:
     def test_a_promise_that_a_death_broke_waits_for_another_slot(self) -> None:
         """Two slots of B were promised, one is left: the second task waits for the first."""
         one = StageSpec(id=B, replicas=2, slots=1)
-        router = started(line_of_2(b=one))
+        router = started(line_of_2(stages=(one,)))
         router.feed(submitted(R1), submitted(R2), died(replica(B, 1)))
         assert len(of(do.Dispatch, router.handle(produced(A, request=R1)))) == 1
         assert of(do.Dispatch, router.handle(produced(A, request=R2))) == []
@@ -268,7 +271,7 @@ class TestDeath:
 
     def test_row_F8_three_deaths_in_a_row_are_poison(self) -> None:
         """The request ends; the others that were on those replicas go on."""
-        router = started(line_of_2(a=StageSpec(id=A, replicas=4, slots=2)))
+        router = started(line_of_2(stages=(StageSpec(id=A, replicas=4, slots=2),)))
         router.handle(submitted())
         fails: list[do.Fail] = []
         for attempt in range(3):
@@ -283,11 +286,9 @@ class TestDeath:
         """A task that makes something is not what kills."""
         router = started(
             deployment(
-                pipeline(
-                    edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]
-                ),
+                pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]),
                 limits=Limits(poison_deaths=2),
-                a=StageSpec(id=A, replicas=3, slots=2),
+                stages=(StageSpec(id=A, replicas=3, slots=2),),
             )
         )
         router.handle(submitted())
@@ -297,7 +298,7 @@ class TestDeath:
 
     def test_a_stage_that_never_repeats_fails_its_requests(self) -> None:
         """`recovery: fail` is honoured."""
-        router = started(line_of_2(a=StageSpec(id=A, recovery="fail", replicas=2)))
+        router = started(line_of_2(stages=(StageSpec(id=A, recovery="fail", replicas=2),)))
         router.handle(submitted())
         lost = where(router)
         (fail,) = [c for c in router.handle(died(lost)) if isinstance(c, do.Fail)]
@@ -335,7 +336,7 @@ class TestDraining:
 
     def test_row_M3_bound_tasks_finish_and_then_it_leaves(self) -> None:
         """No new task goes there; after the last one it is stopped, and not replaced."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         router.feed(submitted(R1), submitted(R2))
         lost = where(router)
         drain = on.DrainRequested(now=0.0, replica=lost)
@@ -363,7 +364,7 @@ class TestDraining:
 
     def test_one_that_does_not_finish_in_time_is_killed(self) -> None:
         """Row M3: 60 seconds, then its tasks are repeated elsewhere."""
-        router = started(line_of_2(**TWO, limits=Limits(request_timeout_s=999.0)))
+        router = started(line_of_2(stages=TWO, limits=Limits(request_timeout_s=999.0)))
         router.handle(submitted())
         lost = where(router)
         router.handle(on.DrainRequested(now=0.0, replica=lost))
@@ -375,7 +376,7 @@ class TestDraining:
 
     def test_a_death_while_draining_is_not_replaced(self) -> None:
         """It was leaving anyway; what it held is repeated."""
-        router = started(line_of_2(**TWO))
+        router = started(line_of_2(stages=TWO))
         router.handle(submitted())
         lost = where(router)
         router.handle(on.DrainRequested(now=0.0, replica=lost))

@@ -26,6 +26,7 @@ from tests.core.builders import (
     B,
     C,
     Checked,
+    D,
     aborted,
     cancelled,
     consumed,
@@ -51,7 +52,10 @@ from tests.core.builders import (
     terminals,
 )
 
-ONE_SLOT = {"a": StageSpec(id=A, slots=1), "b": StageSpec(id=B, slots=1)}
+ONE_SLOT = (
+    StageSpec(id=A, slots=1),
+    StageSpec(id=B, slots=1),
+)
 
 
 def test_a_request_walks_from_submission_to_finish() -> None:
@@ -88,9 +92,7 @@ def test_a_request_walks_from_submission_to_finish() -> None:
             chunks=64,
             bytes=1024 * 1024,
         ),
-        do.Feed(
-            replica=replica(B), task=task(B), edge=EdgeId("a->b.in"), seq=0, payload=chunk
-        ),
+        do.Feed(replica=replica(B), task=task(B), edge=EdgeId("a->b.in"), seq=0, payload=chunk),
         do.Release(payload=inline(f"{R1}.text")),
     )
     assert router.handle(consumed(1, now=3.0)) == ()
@@ -191,7 +193,7 @@ class TestRefusals:
 
     def test_a_full_queue(self) -> None:
         """One more than may wait is refused with a hint when to come back."""
-        router = started(line_of_2(limits=Limits(max_queued=1), **ONE_SLOT))
+        router = started(line_of_2(limits=Limits(max_queued=1), stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2))
         failure = self.refused(router, submitted(R3, options=shm("options")))
         assert (failure.kind, failure.code) == (FailureKind.OVERLOADED, "queue_full")
@@ -240,7 +242,7 @@ class TestSlots:
 
     def test_a_group_is_reserved_together(self) -> None:
         """B's only slot is promised to the first request, although A has room for the second."""
-        router = started(line_of_2(b=StageSpec(id=B, slots=1)))
+        router = started(line_of_2(stages=(StageSpec(id=B, slots=1),)))
         router.handle(submitted(R1))
         assert router.handle(submitted(R2)) == ()
         assert router.state_of(R2) is RequestState.QUEUED
@@ -250,7 +252,7 @@ class TestSlots:
 
     def test_a_freed_slot_goes_to_the_first_in_line(self) -> None:
         """Priority first, then arrival."""
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2, priority=5), submitted(R3), submitted(R4))
         router.feed(produced(A), finished(A))
         commands = router.handle(finished(B))
@@ -258,14 +260,21 @@ class TestSlots:
 
     def test_a_slot_is_held_until_the_end_of_a_cancelled_task(self) -> None:
         """An abort frees nothing before the replica has answered."""
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2))
         assert of(do.Dispatch, router.handle(aborted(R1))) == []
         assert len(of(do.Dispatch, router.handle(cancelled(A)))) == 1
 
     def test_work_goes_to_the_replica_with_the_least(self) -> None:
         """Two replicas share four requests evenly."""
-        router = started(line_of_2(a=StageSpec(id=A, replicas=2, slots=2), b=StageSpec(id=B)))
+        router = started(
+            line_of_2(
+                stages=(
+                    StageSpec(id=A, replicas=2, slots=2),
+                    StageSpec(id=B),
+                )
+            )
+        )
         where = [
             command.replica.slot
             for request in (R1, R2, R3, R4)
@@ -285,7 +294,14 @@ class TestSlots:
 
     def test_words_do_not_wait_for_a_busy_voice(self) -> None:
         """A request that needs only A runs while others wait for B."""
-        router = started(shared(a=StageSpec(id=A, slots=8), b=StageSpec(id=B, slots=1)))
+        router = started(
+            shared(
+                stages=(
+                    StageSpec(id=A, slots=8),
+                    StageSpec(id=B, slots=1),
+                )
+            )
+        )
         router.feed(submitted(R1, to="speech"), submitted(R2, to="chat"))
         commands = router.handle(submitted(R3, to="chat", outputs=(WORDS,)))
         assert [c.task for c in commands if isinstance(c, do.Dispatch)] == [task(A, R3)]
@@ -302,13 +318,17 @@ class TestSlots:
         """B takes no slot while A works."""
         full = deployment(
             pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]),
-            a=StageSpec(id=A, slots=4),
-            b=StageSpec(id=B, slots=1),
+            stages=(
+                StageSpec(id=A, slots=4),
+                StageSpec(id=B, slots=1),
+            ),
         )
         router = started(full)
         router.feed(submitted(R1), submitted(R2))
         assert [stage.reserved for stage in router.statistics().stages] == [0, 0]
-        assert [c.task for c in router.handle(finished(A)) if isinstance(c, do.Dispatch)] == [task(B)]
+        assert [c.task for c in router.handle(finished(A)) if isinstance(c, do.Dispatch)] == [
+            task(B)
+        ]
         assert of(do.Dispatch, router.handle(finished(A, request=R2))) == []
         assert router.state_of(R2) is RequestState.RUNNING
         commands = router.handle(finished(B))
@@ -356,7 +376,7 @@ class TestEnds:
 
     def test_a_queued_request_is_aborted_without_a_trace(self) -> None:
         """Abandoned waiters leave the queue at once."""
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2))
         assert router.handle(aborted(R2)) == (
             do.Cancelled(channel=API, request=R2),
@@ -470,9 +490,44 @@ class TestEarlyEnds:
         router.feed(submitted(), produced(A), produced(B))
         commands = router.handle(finished(C))
         assert [c.task.stage for c in commands if isinstance(c, do.CancelTask)] == [A, B]
-        assert router.handle(cancelled(B)) == ()
-        assert router.handle(consumed(1)) == ()
-        assert [type(c) for c in terminals(router.handle(cancelled(A)))] == [do.Finish]
+        assert router.handle(consumed(1)) == (), "late"
+        assert router.handle(finished(A)) == (), "it crossed its cancellation"
+        assert [type(c) for c in terminals(router.handle(cancelled(B)))] == [do.Finish]
+
+    def test_an_abort_tells_an_abandoned_task_nothing_new(self) -> None:
+        """It was told to stop already."""
+        router = started(line_of_2())
+        router.feed(submitted(), produced(A), finished(B))
+        assert router.handle(aborted()) == (do.Cancelled(channel=API, request=R1),)
+        router.handle(cancelled(A))
+        assert is_empty(router)
+
+    def test_a_source_in_a_waiting_group_ends_without_the_others(self) -> None:
+        """B wants no more of A, but D still wants what C makes: their group waits on, without A."""
+        router = started(
+            deployment(
+                pipeline(
+                    edge(TEXT, C),
+                    edge(C, A),
+                    edge(C, D),
+                    edge(VOICE, B, name="voice"),
+                    edge(A, B, mode=FULL),
+                    outputs=[(AUDIO, B), (WORDS, D)],
+                    inputs=(TEXT, VOICE),
+                ),
+                stages=(StageSpec(id=C, slots=1),),
+            )
+        )
+        router.feed(submitted(R1, inputs=(TEXT, VOICE)), submitted(R2, inputs=(TEXT, VOICE)))
+        assert terminals(router.handle(finished(B, request=R2))) == []
+        assert router.state_of(R2) is RequestState.RUNNING
+        router.feed(aborted(R1), cancelled(B))
+        commands = router.handle(cancelled(C))
+        assert [c.task for c in commands if isinstance(c, do.Dispatch)] == [task(C, R2)]
+        router.feed(produced(C, request=R2), finished(C, request=R2))
+        end = router.handle(finished(D, request=R2))
+        assert [type(c) for c in terminals(end)] == [do.Finish]
+        assert is_empty(router)
 
     def two_inputs(self, slots: int = 4) -> Checked:
         """Return `voice → b`, `text → a`, and `a → b` in full: B may end before A has begun."""
@@ -485,8 +540,10 @@ class TestEarlyEnds:
                     outputs=[(AUDIO, B)],
                     inputs=(TEXT, VOICE),
                 ),
-                a=StageSpec(id=A, slots=slots),
-                b=StageSpec(id=B, slots=4),
+                stages=(
+                    StageSpec(id=A, slots=slots),
+                    StageSpec(id=B, slots=4),
+                ),
             )
         )
 

@@ -56,7 +56,14 @@ EVENTS: dict[type[on.Event], on.AnyEvent] = {
 
 def in_state(state: RequestState) -> Checked:
     """Return a router whose first request is in a state; running means that A has made one chunk."""
-    router = started(line_of_2(a=StageSpec(id=A, slots=1), b=StageSpec(id=B, slots=1)))
+    router = started(
+        line_of_2(
+            stages=(
+                StageSpec(id=A, slots=1),
+                StageSpec(id=B, slots=1),
+            )
+        )
+    )
     if state is RequestState.QUEUED:
         router.handle(submitted(R2))
     router.handle(submitted())

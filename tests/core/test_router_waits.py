@@ -32,7 +32,6 @@ from tests.core.builders import (
     passed,
     pipeline,
     produced,
-    ready,
     replica,
     shared,
     started,
@@ -48,10 +47,10 @@ SHORT = Limits(
     client_window_chunks=2,
 )
 OTHER = ChannelId("1.2")
-ONE_SLOT = {
-    "a": StageSpec(id=A, slots=1, chunk_timeout_s=10.0),
-    "b": StageSpec(id=B, slots=1, chunk_timeout_s=10.0),
-}
+ONE_SLOT = (
+    StageSpec(id=A, slots=1, chunk_timeout_s=10.0),
+    StageSpec(id=B, slots=1, chunk_timeout_s=10.0),
+)
 
 
 def failure_at(router: Checked, now: float) -> Failure:
@@ -72,7 +71,7 @@ def ring(router: Checked, until: float) -> list[do.AnyCommand]:
 
 def test_a_replica_that_makes_no_progress() -> None:
     """A was fed all its input and is silent for ten seconds."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(now=1.0), produced(A, now=4.0))
     router.handle(consumed(1, now=5.0))
     failure = failure_at(router, 14.0)
@@ -82,7 +81,7 @@ def test_a_replica_that_makes_no_progress() -> None:
 
 def test_a_consumer_that_waits_for_its_source_is_not_at_fault() -> None:
     """B has absorbed all there is; when A goes on, B's time begins anew."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(), produced(A, now=1.0), consumed(1, now=2.0))
     router.handle(produced(A, 1, now=10.5))
     router.handle(produced(A, 2, now=15.0))
@@ -101,8 +100,10 @@ def test_a_task_with_one_input_ended_and_another_absorbed_waits_for_its_source()
             inputs=(TEXT, VOICE),
         ),
         limits=SHORT,
-        a=StageSpec(id=A, chunk_timeout_s=50.0),
-        b=StageSpec(id=B, chunk_timeout_s=10.0),
+        stages=(
+            StageSpec(id=A, chunk_timeout_s=50.0),
+            StageSpec(id=B, chunk_timeout_s=10.0),
+        ),
     )
     router = started(both)
     router.feed(
@@ -116,14 +117,14 @@ def test_a_task_with_one_input_ended_and_another_absorbed_waits_for_its_source()
 
 def test_a_preview_is_progress() -> None:
     """A diffusion stage shows that it works."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(), produced(A, kind="preview", now=8.0))
     assert failure_at(router, 18.0).where == "a/0#1"
 
 
 def test_a_client_that_takes_nothing() -> None:
     """Output waits for credit; the client is at fault, not the stage, and only its request fails."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(), produced(A), finished(A), consumed(1))
     router.feed(produced(B, now=1.0), produced(B, 1, now=2.0), drained(1, now=6.0))
     router.handle(produced(B, 2, now=7.0))
@@ -134,7 +135,7 @@ def test_a_client_that_takes_nothing() -> None:
 
 def test_a_slow_client_holds_up_its_sources_without_blame() -> None:
     """A waits for B's credit, B for the client's: only the client's wait runs."""
-    router = started(line_of_2(limits=SHORT, chunks=1, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, chunks=1, stages=ONE_SLOT))
     router.feed(submitted(), produced(A), consumed(1), produced(B), produced(B, 1))
     router.handle(produced(A, 1))
     assert failure_at(router, 30.0).where == "client"
@@ -142,7 +143,9 @@ def test_a_slow_client_holds_up_its_sources_without_blame() -> None:
 
 def test_a_place_in_the_queue() -> None:
     """Row F11, slot: the server is too busy for too long."""
-    router = started(line_of_2(limits=SHORT, a=StageSpec(id=A, slots=1, chunk_timeout_s=99.0)))
+    router = started(
+        line_of_2(limits=SHORT, stages=(StageSpec(id=A, slots=1, chunk_timeout_s=99.0),))
+    )
     router.feed(submitted(R1), submitted(R2, now=1.0))
     failure = failure_at(router, 21.0)
     assert (failure.kind, failure.where) == (FailureKind.DEADLINE_EXCEEDED, "queue")
@@ -154,8 +157,10 @@ def test_a_slot_for_a_later_group() -> None:
     full = deployment(
         pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]),
         limits=SHORT,
-        a=StageSpec(id=A, slots=2, chunk_timeout_s=99.0),
-        b=StageSpec(id=B, slots=1, chunk_timeout_s=99.0),
+        stages=(
+            StageSpec(id=A, slots=2, chunk_timeout_s=99.0),
+            StageSpec(id=B, slots=1, chunk_timeout_s=99.0),
+        ),
     )
     router = started(full)
     router.feed(submitted(R1), submitted(R2), finished(A, now=1.0))
@@ -167,7 +172,7 @@ def test_a_slot_for_a_later_group() -> None:
 
 def test_row_F3_a_request_waits_for_a_restart_and_fails_with_the_reason() -> None:
     """The last death's reason is told, and when to try again."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(), died(replica(A), now=2.0, reason="exit 137"))
     failure = failure_at(router, 17.0)
     assert (failure.kind, failure.where) == (FailureKind.NO_REPLICA, "a")
@@ -182,7 +187,7 @@ def test_row_F3_an_outage_counts_from_its_beginning() -> None:
     """A request that has queued for long is not failed the moment its stage goes down."""
     limits = Limits(queue_timeout_s=60.0, stage_unavailable_timeout_s=15.0)
     slow = StageSpec(id=A, slots=1, chunk_timeout_s=99.0)
-    router = started(line_of_2(limits=limits, a=slow))
+    router = started(line_of_2(limits=limits, stages=(slow,)))
     router.feed(submitted(R1), submitted(R2))
     ring(router, 40.0)
     router.handle(produced(A, now=40.0))
@@ -203,7 +208,7 @@ def test_a_stage_that_never_had_a_replica() -> None:
 
 def test_the_whole_life_of_a_request() -> None:
     """However lively, it ends; the text names the stage that holds it."""
-    router = started(line_of_2(limits=SHORT, **ONE_SLOT))
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(timeout_s=25.0), produced(A))
     for now in (9.0, 18.0, 24.0):
         router.handle(produced(A, kind="preview", now=now))
@@ -232,7 +237,14 @@ def test_a_timer_that_rings_early_does_no_harm() -> None:
 
 def test_a_cancelled_task_that_does_not_end_costs_its_replica() -> None:
     """Architecture 11.6: expiry evicts; tasks that stand there too are repeated."""
-    router = started(line_of_2(a=StageSpec(id=A, replicas=2, slots=2), b=StageSpec(id=B, slots=9)))
+    router = started(
+        line_of_2(
+            stages=(
+                StageSpec(id=A, replicas=2, slots=2),
+                StageSpec(id=B, slots=9),
+            )
+        )
+    )
     requests = [R1, R2]
     for request in requests:
         router.handle(submitted(request))
@@ -293,7 +305,7 @@ class TestShutdown:
 
     def test_what_runs_is_finished_first(self) -> None:
         """A queued request runs too; the exit follows the last one."""
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2), on.ShutdownRequested(now=0.0, drain_s=9.0))
         router.handle(finished(A))
         assert len(of(do.Dispatch, router.handle(finished(B)))) >= 1
@@ -308,7 +320,7 @@ class TestShutdown:
 
     def test_what_is_not_finished_in_time_fails(self) -> None:
         """Running, queued and draining requests end, and no process is left; nothing remains."""
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2), aborted(R1, now=8.0))
         router.handle(cancelled(A, now=8.0))
         router.handle(submitted(third := RequestId("1.1-3"), now=8.0))
@@ -350,7 +362,7 @@ class TestChannels:
     def test_slots_of_a_closed_channel_go_to_others(self) -> None:
         """Nothing of the closed channel is started on the way."""
         channel = OTHER
-        router = started(line_of_2(**ONE_SLOT))
+        router = started(line_of_2(stages=ONE_SLOT))
         router.handle(on.ChannelOpened(now=0.0, channel=channel))
         for number in range(3):
             router.handle(submitted(RequestId(f"1.2-{number}"), channel=channel))

@@ -50,7 +50,14 @@ P = PipelineName("p")
 def test_situation_A1_an_upstream_chunk_never_arrives() -> None:
     """One request's source goes silent: it alone fails, in time, and its slots serve the next."""
     quiet = StageSpec(id=A, slots=9, chunk_timeout_s=1.0)
-    router = started(line_of_2(a=quiet, b=StageSpec(id=B, slots=9)))
+    router = started(
+        line_of_2(
+            stages=(
+                quiet,
+                StageSpec(id=B, slots=9),
+            )
+        )
+    )
     good = [RequestId(f"1.1-{number}") for number in range(2, 10)]
     router.feed(submitted(R1), produced(A), consumed(1, now=0.1))
     for request in good:
@@ -59,9 +66,7 @@ def test_situation_A1_an_upstream_chunk_never_arrives() -> None:
         router.handle(finished(A, request=request, now=0.9))
     failures: list[tuple[float, do.Fail]] = []
     while (when := router.next_deadline()) is not None and when <= 1.5:
-        failures += [
-            (when, c) for c in router.handle(passed(when)) if isinstance(c, do.Fail)
-        ]
+        failures += [(when, c) for c in router.handle(passed(when)) if isinstance(c, do.Fail)]
     ((at, fail),) = failures
     assert at == 1.0
     assert fail.request == R1
@@ -80,7 +85,9 @@ def test_situation_A4_the_last_stage_ends_without_payload(chunks: int) -> None:
     """One empty terminal after the data, once, also when there was no data."""
     router = started(line_of_2())
     router.feed(submitted(), produced(A), finished(A))
-    emits = [c for n in range(chunks) for c in router.handle(produced(B, n)) if isinstance(c, do.Emit)]
+    emits = [
+        c for n in range(chunks) for c in router.handle(produced(B, n)) if isinstance(c, do.Emit)
+    ]
     emits += [c for c in router.handle(finished(B)) if isinstance(c, do.Emit)]
     assert [(emit.seq, emit.final, emit.payload is None) for emit in emits] == [
         *[(seq, False, False) for seq in range(chunks)],
@@ -90,9 +97,12 @@ def test_situation_A4_the_last_stage_ends_without_payload(chunks: int) -> None:
 
 def test_situation_C1_the_death_of_each_replica_in_turn_leaves_the_engine_up() -> None:
     """Service goes on 1:2:2; later requests succeed, and those that failed name the stage."""
-    pools = {"b": StageSpec(id=B, replicas=2), "c": StageSpec(id=C, replicas=2)}
+    pools = (
+        StageSpec(id=B, replicas=2),
+        StageSpec(id=C, replicas=2),
+    )
     for stage in (A, B, C):
-        world = World(line_of_3(**pools), seed=3, habits=Habits())
+        world = World(line_of_3(stages=pools), seed=3, habits=Habits())
         world.open_channel(API)
         before = [world.submit(API, P, (TEXT,)) for _ in range(6)]
         world.run(until=0.6)
@@ -111,12 +121,12 @@ def test_situation_C1_the_death_of_each_replica_in_turn_leaves_the_engine_up() -
 
 def test_situation_C2_stranded_requests_go_through_the_full_clean_up() -> None:
     """A middle replica dies with six bound requests: every table is empty, survivors are whole."""
-    pools = {
-        "a": StageSpec(id=A, slots=12),
-        "b": StageSpec(id=B, replicas=2, slots=6),
-        "c": StageSpec(id=C, slots=12),
-    }
-    world = World(line_of_3(**pools), seed=11, habits=Habits(chunks_per_input=4, load_s=0.01))
+    pools = (
+        StageSpec(id=A, slots=12),
+        StageSpec(id=B, replicas=2, slots=6),
+        StageSpec(id=C, slots=12),
+    )
+    world = World(line_of_3(stages=pools), seed=11, habits=Habits(chunks_per_input=4, load_s=0.01))
     world.open_channel(API)
     requests = [world.submit(API, P, (TEXT,)) for _ in range(12)]
     victim = next(r for r in world.replicas if r.stage == B)
@@ -166,7 +176,14 @@ def test_situation_E3_output_that_ends_on_a_chunk_boundary_is_sent_once(
 def test_situation_B5_two_thousand_requests_aborted_at_random_progress() -> None:
     """Abort and finish share one clean-up: every map of the router is empty afterwards."""
     chance = Random(5)  # noqa: S311 - chance that repeats
-    router = started(line_of_2(a=StageSpec(id=A, slots=15), b=StageSpec(id=B, slots=12)))
+    router = started(
+        line_of_2(
+            stages=(
+                StageSpec(id=A, slots=15),
+                StageSpec(id=B, slots=12),
+            )
+        )
+    )
     for batch in range(100):
         requests = [RequestId(f"1.1-{20 * batch + number}") for number in range(20)]
         for request in requests:

@@ -25,6 +25,8 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run on both loops: an application brings its own, our processes use uvloop."""
+    if item.get_closest_marker("slow") is not None:
+        return {"asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 

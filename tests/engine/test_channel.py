@@ -41,6 +41,7 @@ from tests.support.fake_orchestrator import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from pathlib import Path
 
     from stretto.engine.stream import OutputChunk, Stream
@@ -240,6 +241,38 @@ async def test_row_Q12_unknown_numbers_are_counted_and_dropped(
     await wait_until(lambda: channel.statistics().dropped_unknown_total == 3)
     assert not caplog.records
     assert channel.is_open
+
+
+async def test_row_Q13_whatever_breaks_the_channel_ends_every_wait(pair: Pair) -> None:
+    """A message that can't be understood closes the channel; reads and aborts get `EngineDead`."""
+    channel, peer = pair
+    first, _ = await submit(pair)
+    second, _ = await submit(pair)
+    waits: list[Awaitable[object]] = [
+        asyncio.ensure_future(read(first)),
+        asyncio.ensure_future(read(second)),
+        asyncio.ensure_future(channel.abort(second.request)),
+    ]
+    await peer.next(wire.Abort)
+    peer.connection.send(wire.Hello(PROTOCOL_VERSION, RUN, 0, "an answer that is none"))
+    found = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(each) for each in found] == [EngineDead] * 3
+    assert no_open_requests(channel)
+
+
+async def test_row_Q14_what_is_sent_after_the_end_is_swallowed(pair: Pair) -> None:
+    """Reading and leaving a stream of a dead channel returns credit to nobody, without an error."""
+    channel, peer = pair
+    stream, number = await submit(pair)
+    for seq in range(8):
+        peer.output(number, seq, {"audio": b"ab"})
+    peer.crash()
+    await channel.closed
+    for seq in range(6):
+        assert (await read(stream)).seq == seq
+    await stream.aclose()
+    with pytest.raises(Cancelled):
+        await read(stream)
 
 
 async def test_row_Q15_a_stopped_reader_grants_nothing_and_still_gets_its_end(pair: Pair) -> None:

@@ -174,7 +174,7 @@ async def audio(stream: Stream) -> bytes:
 @pytest.mark.usefixtures("no_remains")
 async def test_an_engine_with_its_own_processes_from_start_to_end() -> None:
     """It speaks, survives a reader that leaves and an orchestrator that dies, and leaves nothing behind."""
-    async with asyncio.timeout(4 * END_S), Engine.from_pipeline(scripted(delay_s=0.001)) as engine:
+    async with asyncio.timeout(4 * END_S), Engine.from_pipeline("scripted") as engine:
         heard = await audio(engine.generate(text="Hello"))
         assert check_counter_audio(heard, tag_of("Hello")) == SAMPLES
 
@@ -185,7 +185,8 @@ async def test_an_engine_with_its_own_processes_from_start_to_end() -> None:
         await engine.abort(stream)
         await wait_until(lambda: not any_open(engine))
 
-        stream = engine.generate(text="Hello", options={})
+        endless = {"script": '{"tone": {"chunks": 1000000, "delay_s": 0.01}}'}
+        stream = engine.generate(text="Hello", options=endless)
         await anext(stream)
         (orchestrator,) = psutil.Process().children()
         orchestrator.send_signal(signal.SIGKILL)

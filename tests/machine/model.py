@@ -10,10 +10,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from stretto.core import commands as do
-from stretto.types import INLINE, ChannelId, IncarnationNumber, PayloadRef, ReplicaId, TaskKey
+from stretto.types import (
+    INLINE,
+    ChannelId,
+    EdgeId,
+    IncarnationNumber,
+    OutputName,
+    PayloadRef,
+    ReplicaId,
+    TaskKey,
+)
 
 if TYPE_CHECKING:
-    from stretto.types import EdgeId, OutputName, RequestId, StageId
+    from stretto.types import RequestId, StageId
 
 
 @dataclass
@@ -24,8 +33,8 @@ class OpenTask:
     fed: dict[EdgeId, int]
     chunks: int
     bytes: int
-    consumed: Counter[EdgeId] = field(default_factory=Counter)
-    closed: set[EdgeId] = field(default_factory=set)
+    consumed: Counter[EdgeId] = field(default_factory=Counter[EdgeId])
+    closed: set[EdgeId] = field(default_factory=set[EdgeId])
     produced: int = 0
     bytes_produced: int = 0
     is_cancelled: bool = False
@@ -42,9 +51,9 @@ class Asked:
 
     channel: ChannelId
     terminal: str | None = None
-    chunks: Counter[OutputName] = field(default_factory=Counter)
-    drained: Counter[OutputName] = field(default_factory=Counter)
-    finals: set[OutputName] = field(default_factory=set)
+    chunks: Counter[OutputName] = field(default_factory=Counter[OutputName])
+    drained: Counter[OutputName] = field(default_factory=Counter[OutputName])
+    finals: set[OutputName] = field(default_factory=set[OutputName])
 
 
 class Model:
@@ -90,8 +99,6 @@ class Model:
                 self._to_replica(command)
             case do.Emit() | do.Finish() | do.Fail() | do.Cancelled() | do.Reject():
                 self._to_client(command)
-            case do.AcknowledgeAbort():
-                assert command.channel in self.channels
             case do.Release():
                 for holder, viewed in self.views.items():
                     assert not viewed[command.payload], f"{holder} views {command.payload}"
@@ -103,7 +110,7 @@ class Model:
             case do.StopReplica():
                 assert command.replica in self.replicas
                 self.gone(command.replica)
-            case do.Announce():
+            case do.Announce() | do.AcknowledgeAbort():
                 pass
             case do.Exit():
                 assert not self.replicas
@@ -153,9 +160,7 @@ class Model:
             case _:
                 assert_never(command)
 
-    def _to_client(
-        self, command: do.Emit | do.Finish | do.Fail | do.Cancelled | do.Reject
-    ) -> None:
+    def _to_client(self, command: do.Emit | do.Finish | do.Fail | do.Cancelled | do.Reject) -> None:
         asked = self.asked[command.request]
         assert asked.channel == command.channel
         assert asked.terminal is None, f"{command} after {asked.terminal}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -17,7 +17,7 @@ from stretto.server.app import create_app
 from stretto.server.http import HttpServer
 from stretto.server.in_flight import InFlight
 from tests.support.fake_engine import FakeEngine
-from tests.support.fake_orchestrator import WAIT_S
+from tests.support.fake_orchestrator import WAIT_S, in_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -48,6 +48,8 @@ class Server:
         engine: What it serves.
         http: The server.
         in_flight: Its running requests.
+        task: Runs it.
+        writers: Connections made by hand; none outlives the server, also when a test fails.
     """
 
     url: str
@@ -55,12 +57,24 @@ class Server:
     http: HttpServer
     in_flight: InFlight
     task: asyncio.Task[None]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list[asyncio.StreamWriter])
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection."""
         host, _, port = self.url.removeprefix("http://").partition(":")
-        return host, int(port)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self.writers.append(writer)
+        return reader, writer
+
+    async def stop(self) -> None:
+        """End everything."""
+        for writer in self.writers:
+            writer.transport.abort()
+        for job in self.engine.jobs:
+            job.finish()
+        self.http.stop()
+        async with asyncio.timeout(2 * WAIT_S):
+            await self.task
 
 
 @contextlib.asynccontextmanager
@@ -76,14 +90,12 @@ async def running_server(
     http = HttpServer(app, in_flight, settings.drain_timeout_s, ready.set)
     host, port = listener.getsockname()
     task = asyncio.get_running_loop().create_task(http.serve([listener]))
-    async with asyncio.timeout(WAIT_S):
-        await ready.wait()
-    yield Server(f"http://{host}:{port}", engine, http, in_flight, task)
-    for job in engine.jobs:
-        job.finish()
-    http.stop()
-    async with asyncio.timeout(2 * WAIT_S):
-        await task
+    server = Server(f"http://{host}:{port}", engine, http, in_flight, task)
+    try:
+        await in_time(ready.wait())
+        yield server
+    finally:
+        await server.stop()
 
 
 @pytest.fixture

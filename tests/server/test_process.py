@@ -191,7 +191,7 @@ async def test_an_api_process_from_its_start_to_its_end(tmp_path: Path) -> None:
             api.peer.finish(number)
             assert (await asking).content.endswith(PIECES[0])
         assert await api.exit_code() == 0
-        await api.peer.is_gone.wait()
+        await wait_until(api.peer.is_gone.is_set)
         await successor.stop()
     log = api.log.read_text()
     assert "Traceback" not in log

@@ -10,8 +10,8 @@ import pytest
 
 from stretto.config.settings import ServerSettings
 from tests.server.conftest import Server, running_server
-from tests.server.test_speech import PIECES, SAMPLES, SPEECH, hang_up, raw_request, stop_reading
-from tests.support.fake_orchestrator import WAIT_S, wait_until
+from tests.server.test_speech import PIECES, SAMPLES, SPEECH, raw_request, stop_reading
+from tests.support.fake_orchestrator import WAIT_S, in_time, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,24 +33,22 @@ async def finished(server: Server) -> None:
 async def test_an_idle_server_stops_at_once() -> None:
     """Idle connections are closed, and nothing is waited for."""
     async with running_server() as server:
-        reader, writer = await asyncio.open_connection(*server.address)
+        reader, _ = await server.connect()
         await wait_until(lambda: len(server.http.server_state.connections) == 1)
         server.http.stop()
         server.http.stop()
-        async with asyncio.timeout(0.5):
-            await asyncio.shield(server.task)
-        assert await reader.read() == b""
-        writer.close()
+        await finished(server)
+        assert await in_time(reader.read()) == b""
 
 
 async def test_situation_A13_running_streams_end_well_while_new_work_is_refused(
     server: Server, client: httpx2.AsyncClient
 ) -> None:
     """While draining the socket still listens: probes answer, new work gets 503, and the stream completes."""
-    reader, writer = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
+    reader, _ = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
     job = await server.engine.next_job()
     job.audio(PIECES[0])
-    await reader.readuntil(PIECES[0])
+    await in_time(reader.readuntil(PIECES[0]))
     server.http.stop()
     await wait_until(lambda: server.in_flight.is_draining)
 
@@ -69,17 +67,16 @@ async def test_situation_A13_running_streams_end_well_while_new_work_is_refused(
     assert rest.endswith(b"0\r\n\r\n")
     assert rest.count(PIECES[2]) >= 1
     await finished(server)
-    writer.close()
 
 
 async def test_situation_A10_what_outlives_the_drain_time_is_aborted() -> None:
     """A started stream is cut visibly, a waiting request gets 503, and the server ends."""
     async with running_server(ServerSettings(drain_timeout_s=0.1)) as server:
-        reader, writer = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
+        reader, _ = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
         job = await server.engine.next_job()
         job.audio(PIECES[0])
-        await reader.readuntil(PIECES[0])
-        waiting_reader, waiting_writer = await raw_request(server, b'{"input":"Hello"}')
+        await in_time(reader.readuntil(PIECES[0]))
+        waiting_reader, _ = await raw_request(server, b'{"input":"Hello"}')
         waiting = await server.engine.next_job()
         server.http.stop()
         async with asyncio.timeout(WAIT_S):
@@ -88,8 +85,6 @@ async def test_situation_A10_what_outlives_the_drain_time_is_aborted() -> None:
             await job.is_aborted.wait()
             await waiting.is_aborted.wait()
         await finished(server)
-        writer.close()
-        waiting_writer.close()
 
 
 async def test_clients_that_take_nothing_do_not_hold_up_the_end() -> None:
@@ -98,14 +93,12 @@ async def test_clients_that_take_nothing_do_not_hold_up_the_end() -> None:
         _, stalled = await raw_request(server, b'{"input":"Hello","response_format":"pcm"}')
         stop_reading(stalled)
         (await server.engine.next_job()).audio(*[bytes(1024 * 1024)] * 16)
-        _, half = await asyncio.open_connection(*server.address)
+        _, half = await server.connect()
         half.write(f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
         await wait_until(lambda: len(server.http.server_state.tasks) == 2)
         server.http.stop()
         await finished(server)
         assert not server.http.server_state.tasks
-        for writer in (stalled, half):
-            hang_up(writer)
 
 
 async def test_thirty_two_streams_survive_the_signal(server: Server) -> None:

@@ -105,6 +105,7 @@ class FakeEngine:
         state: What the application sees.
         readiness: Both stages are ready unless a test changes it.
         jobs: Requests so far.
+        streams: Their streams; held, so that the application must end each one itself.
         script: Called with each new request.
     """
 
@@ -113,6 +114,7 @@ class FakeEngine:
         self.readiness = ready_stages()
         self.pipelines: tuple[PipelineInfo, ...] = (SPEECH,)
         self.jobs: list[Job] = []
+        self.streams: list[Stream] = []
         self.script: Callable[[Job], object] | None = script
         self._news = asyncio.Event()
         self._taken = 0
@@ -134,7 +136,9 @@ class FakeEngine:
         self._news.set()
         if self.script is not None:
             self.script(job)
-        return Stream(RequestId(f"1.1-{len(self.jobs)}"), job.inbox, asyncio.get_running_loop())
+        request = RequestId(f"1.1-{len(self.jobs)}")
+        self.streams.append(Stream(request, job.inbox, asyncio.get_running_loop()))
+        return self.streams[-1]
 
     async def next_job(self) -> Job:
         """Return the next request that no earlier call has returned."""

@@ -30,11 +30,12 @@ from stretto.types import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from stretto.errors import Failure
 
 MessageT = TypeVar("MessageT")
+ResultT = TypeVar("ResultT")
 
 TALKER = StageId("talker")
 VOCODER = StageId("vocoder")
@@ -213,6 +214,16 @@ class FakeOrchestrator:
         self.peers.append(peer)
         self._news.set()
         return peer.connection
+
+
+async def in_time(awaitable: Awaitable[ResultT]) -> ResultT:
+    """Return the result.
+
+    Raises:
+        TimeoutError: It did not come within `WAIT_S`.
+    """
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

@@ -49,7 +49,7 @@ class Progress:
         self._told[state.replica] = news
         name = f"[{state.replica.stage}/{state.replica.slot}]"
         match state.state:
-            case "loading" if state.detail:
+            case "loading" if state.detail and state.fraction < 1:
                 self.line(f"{name} loading {state.detail} ({state.fraction:.0%})")
             case "dead":
                 self.line(f"{name} died: {state.detail}; a new process is started")

@@ -206,6 +206,9 @@ class _Server:
         channel.subscribe(self._progress.replica)
         await channel.wait_ready()
         await self._api_is_ready.wait()
+        for view in channel.readiness.stages:
+            for state in view.replicas:
+                self._progress.replica(state)
         if is_first:
             host, port = self._listener.getsockname()[:2]
             names = [pipeline.name for pipeline in channel.welcome.pipelines]

@@ -127,10 +127,17 @@ class ReplicaProgressed(Event, frozen=True, kw_only=True):
 
 
 class ReplicaReady(Event, frozen=True, kw_only=True):
-    """A replica has loaded and warmed up; `slots` is how many tasks it holds at a time."""
+    """A replica has loaded and warmed up.
+
+    Attributes:
+        replica: Which one.
+        slots: How many tasks it holds at a time.
+        may_retry: Its backend allows a task to be repeated.
+    """
 
     replica: ReplicaId
     slots: int
+    may_retry: bool = True
 
 
 class ReplicaStartFailed(Event, frozen=True, kw_only=True):

@@ -530,6 +530,7 @@ class Router:
         task.has_reserved = False
         task.state = TaskState.BOUND
         task.replica = place.id
+        task.may_retry &= self._pools[stage].may_retry
         task.dispatched_at = task.progress_at = self._now
         task.granted_chunks, task.granted_bytes = task.limits()
         request.story.add(self._now, f"{stage}: dispatched to {place.id}")
@@ -992,7 +993,7 @@ class Router:
             raise self._impossible(
                 f"{event.replica} is ready with {event.slots} slots while {place.phase.value}"
             )
-        self._supervision.ready(place, event.slots)
+        self._supervision.ready(place, event.slots, may_retry=event.may_retry)
         self._must_admit = True
 
     def _on_replica_start_failed(self, event: on.ReplicaStartFailed) -> None:

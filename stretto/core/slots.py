@@ -121,6 +121,7 @@ class Pool:
         free: Those of them that hold no task.
         reserved: Slots promised to running requests that are not bound here yet.
         was_ready: Some replica has been ready in this life of the engine.
+        may_retry: No backend of this stage has said that its tasks can't be repeated.
         empty_since: When the last ready replica was lost, if there is none; monotonic seconds.
     """
 
@@ -131,6 +132,7 @@ class Pool:
         self.free = 0
         self.reserved = 0
         self.was_ready = False
+        self.may_retry = True
         self.empty_since = 0.0
         self._turn = 0
 
@@ -169,13 +171,14 @@ class Pool:
         place.has_worked = False
         return place.id
 
-    def become_ready(self, place: Replica, slots: int) -> None:
-        """Count the place's slots in."""
+    def become_ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
+        """Count the place's slots in; `may_retry` is what its backend says."""
         place.phase = ReplicaPhase.READY
         place.slots = slots
         self.capacity += slots
         self.free += slots
         self.was_ready = True
+        self.may_retry &= may_retry
 
     def leave_ready(self, place: Replica, phase: ReplicaPhase, now: float) -> None:
         """Move a place to a phase without new work; count its slots out if they were in."""

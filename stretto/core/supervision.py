@@ -72,10 +72,10 @@ class Supervision:
         self._watch_start(place, now)
         self._announce(place, what, fraction)
 
-    def ready(self, place: Replica, slots: int) -> None:
+    def ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
         """The process takes tasks."""
         self._deadlines.clear(DeadlineKind.START, place.id)
-        self.pools[place.id.stage].become_ready(place, slots)
+        self.pools[place.id.stage].become_ready(place, slots, may_retry=may_retry)
         self._announce(place, fraction=1.0)
 
     def drain(self, place: Replica, now: float) -> None:

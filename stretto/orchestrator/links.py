@@ -325,7 +325,12 @@ class Links:
             raise ProtocolViolated(f"it offers {message.slots} slots")
         source.has_loaded = True
         self._on_facts(source.replica.stage, message.facts)
-        return on.ReplicaReady(now=now, replica=source.replica, slots=message.slots)
+        return on.ReplicaReady(
+            now=now,
+            replica=source.replica,
+            slots=message.slots,
+            may_retry=message.facts.recovery == "retry",
+        )
 
     def _produced(
         self, source: Link, message: link.Produced, body: memoryview, now: float

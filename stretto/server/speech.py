@@ -23,6 +23,8 @@ from stretto.server.catalog import AUDIO, SpeechModel, check_started, speech_mod
 from stretto.server.errors import error_response, rule_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Receive, Scope, Send
 
     from stretto.core.commands import Timings
@@ -120,6 +122,8 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._arrived_s = arrived_s
+        extension = scope.get("extensions", {}).get(BREAK_OFF)
+        self._break_off: Callable[[bool], None] | None = extension and extension["call"]
         self._has_started = False
         self._client_left = False
 
@@ -146,7 +150,9 @@ class _Exchange:
         if not self._has_started:
             await error_response(error, self.request_id)(self._scope, self._receive, self._send)
             return
-        self._break_off(at_once=False)
+        if self._break_off is None:
+            raise BodyBroken(self.request_id)
+        self._break_off(False)  # noqa: FBT003 - see `BREAK_OFF`
 
     async def _watch(self, stream: SpeechStream) -> None:
         """Abort the stream when the client has left."""
@@ -213,14 +219,9 @@ class _Exchange:
 
     def _drop_client(self) -> None:
         """Hang up on a client that has stopped reading; the pending write then returns."""
-        log.warning("%s: its client does not read; hung up", self.request_id)
-        self._break_off(at_once=True)
-
-    def _break_off(self, *, at_once: bool) -> None:
-        extension = self._scope.get("extensions", {}).get(BREAK_OFF)
-        if extension is None:
-            raise BodyBroken(self.request_id)
-        extension["call"](at_once)
+        log.warning("%s: its client does not read", self.request_id)
+        if self._break_off is not None:
+            self._break_off(True)  # noqa: FBT003 - see `BREAK_OFF`
 
 
 class _Audio:

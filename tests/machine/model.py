@@ -93,7 +93,8 @@ class Model:
 
     def apply(self, command: do.AnyCommand) -> None:
         """Follow a command, if it may come now."""
-        assert not self.has_exited or isinstance(command, (do.Reject, do.Release))
+        answers = (do.Reject, do.Release, do.AcknowledgeAbort)
+        assert not self.has_exited or isinstance(command, answers), f"{command} after the exit"
         match command:
             case do.Dispatch() | do.Feed() | do.CloseInput() | do.Grant() | do.CancelTask():
                 self._to_replica(command)

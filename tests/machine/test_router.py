@@ -11,7 +11,7 @@ import pickle
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -492,6 +492,8 @@ PROFILE = settings(
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
+    # Shrinking a failure takes minutes; by hand, add `Phase.shrink` and raise `--timeout`.
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=(HealthCheck.too_slow,),
 )
 

@@ -269,6 +269,15 @@ async def test_situation_F10_a_text_without_audio_is_no_success(
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_audio")
 
 
+async def test_a_buffered_reply_has_a_bound(server: Server, client: httpx2.AsyncClient) -> None:
+    """Audio that is too long to be collected is refused, and its request is aborted."""
+    piece = bytes(8 * 1024 * 1024)
+    server.engine.script = lambda job: job.audio(*[piece] * 9)
+    reply = await client.post(SPEECH, json={"input": "Hello", "stream": False})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+    assert server.engine.jobs[0].is_aborted.is_set()
+
+
 async def test_a_chunk_that_cuts_a_sample_is_the_stages_fault(
     server: Server, client: httpx2.AsyncClient
 ) -> None:

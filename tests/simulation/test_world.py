@@ -73,6 +73,7 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, is_rough: bool = 
 
 
 @pytest.mark.parametrize("seed", range(100))
+@pytest.mark.slow
 def test_whatever_happens_each_request_ends_once_and_nothing_is_left(seed: int) -> None:
     """A hundred rough worlds end clean; the seed of a failure is the parameter in its name."""
     name, deployed = list(shapes(TIGHT).items())[seed % 4]
@@ -80,6 +81,7 @@ def test_whatever_happens_each_request_ends_once_and_nothing_is_left(seed: int) 
     assert len(world.terminals) == 12, name
 
 
+@pytest.mark.slow
 def test_all_units_of_finished_requests_arrive_although_replicas_die() -> None:
     """A finished request has every unit that an undisturbed one has, also when tasks were repeated."""
     finished = deaths = retried = 0
@@ -96,6 +98,7 @@ def test_all_units_of_finished_requests_arrive_although_replicas_die() -> None:
     assert min(finished, deaths, retried) > 0, "the world is not what this test is about"
 
 
+@pytest.mark.slow
 def test_an_undisturbed_world_finishes_everything() -> None:
     """Without faults every request of every shape finishes."""
     for deployed in shapes(Limits()).values():
@@ -103,6 +106,7 @@ def test_an_undisturbed_world_finishes_everything() -> None:
         assert set(world.terminals.values()) == {"Finish"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_world() -> None:
     """Two worlds of one seed see the same events and end alike."""
     one, two = (served(diamond(limits=TIGHT, stages=TWO_OF), 5, ROUGH) for _ in range(2))

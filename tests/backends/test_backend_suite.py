@@ -225,6 +225,13 @@ def test_each_breach_is_found(backend: type[object], text: str) -> None:
         check_backend(backend(), INPUTS, poison=POISON)
 
 
+def test_situation_E6_cumulative_output_is_no_increment() -> None:
+    """A stage that repeats what came before fails its self-check, whether it declares that or not."""
+    for backend, text in ((Cumulative(), "chunks are increments"), (Declared(), "cumulative=True")):
+        with pytest.raises(BackendCheckFailed, match=text):
+            check_backend(backend, INPUTS, poison=POISON)
+
+
 @pytest.mark.slow
 def test_a_generator_that_ignores_its_cancellation_is_found() -> None:
     """It would hold its slot until its replica is evicted."""

@@ -193,7 +193,7 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def test_a_dead_orchestrator_is_followed_by_the_next_epoch() -> None:
+def test_row_Q11_a_dead_orchestrator_is_followed_by_the_next_epoch() -> None:
     """`/health` and `/ready` tell the truth meanwhile, and requests work again (row Q11)."""
     with serving("scripted") as server:
         [orchestrator] = server.processes("run_orchestrator")

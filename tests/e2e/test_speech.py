@@ -63,7 +63,9 @@ def test_the_first_audio_arrives_before_the_synthesis_ends(client: OpenAI) -> No
     assert len(pieces[0]) < sum(map(len, pieces)) / 10
 
 
-def test_a_wav_file_holds_the_same_samples_as_pcm(client: OpenAI) -> None:
+def test_situation_E6_a_buffered_wav_file_holds_the_same_samples_as_streamed_pcm(
+    client: OpenAI,
+) -> None:
     """The formats differ by the header only."""
     pcm = speak(client, SENTENCES[0])
     body = client.audio.speech.create(

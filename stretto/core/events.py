@@ -48,6 +48,19 @@ class ChannelClosed(Event, frozen=True, kw_only=True):
     channel: ChannelId
 
 
+class Affinity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a request's tasks should go: to the replicas that served this key last.
+
+    Attributes:
+        key: For example a session or a cached prefix.
+        mode: `prefer` takes another replica if that one is gone or full; `require` waits for it, and
+            fails if it is gone.
+    """
+
+    key: str
+    mode: Literal["prefer", "require"] = "prefer"
+
+
 class RequestSubmitted(Event, frozen=True, kw_only=True):
     """A client asks for something.
 
@@ -62,6 +75,7 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
         priority: Smaller goes first.
         session: The session it belongs to, if any.
         label: The client's id, for people.
+        affinity: Which replicas it should meet again, if any.
     """
 
     channel: ChannelId
@@ -74,6 +88,7 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     priority: int = 0
     session: SessionId | None = None
     label: str = ""
+    affinity: Affinity | None = None
 
 
 class RequestAborted(Event, frozen=True, kw_only=True):

@@ -221,6 +221,7 @@ class Request:
         edges: By id, the request's own inputs included.
         outputs: By name.
         options: The options' payload, held.
+        affinity: Which replicas it should meet again.
         kept_bytes: Bytes of all chunks in its edges' buffers.
         submitted_at: Monotonic seconds.
         started_at: When its first slots were reserved; `None` while it is queued.
@@ -229,6 +230,7 @@ class Request:
     """
 
     __slots__ = (
+        "affinity",
         "channel",
         "check_s",
         "edges",
@@ -258,6 +260,7 @@ class Request:
         self.plan = plan
         self.state = RequestState.QUEUED
         self.options = submitted.options
+        self.affinity = submitted.affinity
         self.priority = submitted.priority
         self.kept_bytes = 0
         self.submitted_at = 0.0

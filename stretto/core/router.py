@@ -215,7 +215,7 @@ class Router:
         """
         self._now = max(self._now, event.now)
         self._transition(event)
-        if self._must_admit:
+        while self._must_admit:
             self._admit()
         if self._is_stopping and not self._requests:
             self._exit()
@@ -472,8 +472,10 @@ class Router:
         """Use what has become free: for reserved tasks without a replica first, then for the waiting line."""
         self._must_admit = False
         for stage, waiting in self._unbound.items():
-            while waiting and self._pools[stage].free:
-                request = self._requests[next(iter(waiting))]
+            for request_id in tuple(waiting):
+                if not self._pools[stage].free:
+                    break
+                request = self._requests[request_id]
                 self._bind(request, request.tasks[stage])
         while (head := self._line.first_admissible(self._is_up, self._room)) is not None:
             request_id, group = head
@@ -520,17 +522,30 @@ class Router:
     def _bind(self, request: Request, task: Task) -> None:
         """Dispatch a ready task to the replica with the least work, or let it wait for one."""
         stage = task.key.stage
-        place = self._pools[stage].pick()
+        pool = self._pools[stage]
+        if pool.has_lost(request.affinity):
+            self._fail(
+                request,
+                Failure(
+                    kind=FailureKind.REPLICA_LOST,
+                    detail=f"the replica of {stage} that it requires is gone; start anew",
+                    where=stage,
+                    code="affinity_lost",
+                ),
+            )
+            return
+        place = pool.pick(request.affinity)
         if place is None:
             self._unbound[stage][request.id] = None
             request.story.add(self._now, f"{stage}: waits for a replica")
             return
         self._unbound[stage].pop(request.id, None)
-        self._pools[stage].bind(place, task.key)
+        pool.bind(place, task.key)
+        pool.remember(request.affinity, place)
         task.has_reserved = False
         task.state = TaskState.BOUND
         task.replica = place.id
-        task.may_retry &= self._pools[stage].may_retry
+        task.may_retry &= pool.may_retry
         task.dispatched_at = task.progress_at = self._now
         task.granted_chunks, task.granted_bytes = task.limits()
         request.story.add(self._now, f"{stage}: dispatched to {place.id}")

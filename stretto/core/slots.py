@@ -6,7 +6,7 @@ This machine holds no requests; it counts.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from stretto.core.commands import ReplicaState
 from stretto.types import IncarnationNumber, ReplicaId, StageId, TaskKey
 
 if TYPE_CHECKING:
+    from stretto.core.events import Affinity
     from stretto.core.graph import Limits, StageSpec
 
 
@@ -28,6 +29,9 @@ class ReplicaPhase(Enum):
     PARKED = "parked"  # no process; it failed too often and is tried again much later
     STOPPED = "stopped"  # no process, and none wanted
 
+
+REMEMBERED_KEYS = 4096
+"""Affinity keys whose replica a stage remembers."""
 
 LIVE = frozenset(
     {ReplicaPhase.STARTING, ReplicaPhase.LOADING, ReplicaPhase.READY, ReplicaPhase.DRAINING}
@@ -135,6 +139,7 @@ class Pool:
         self.may_retry = True
         self.empty_since = 0.0
         self._turn = 0
+        self._homes: OrderedDict[str, ReplicaId] = OrderedDict()
 
     def find(self, replica: ReplicaId) -> Replica | None:
         """Return the place that this very process fills; `None` for a former incarnation."""
@@ -148,8 +153,35 @@ class Pool:
         """Return how many more slots may be promised; negative if a death broke promises."""
         return self.free - self.reserved
 
-    def pick(self) -> Replica | None:
-        """Return the ready replica with a free slot and the least work; ties rotate."""
+    def has_lost(self, affinity: Affinity | None) -> bool:
+        """Say whether the replica that a request requires is gone or leaves."""
+        if affinity is None or affinity.mode == "prefer" or affinity.key not in self._homes:
+            return False
+        home = self.find(self._homes[affinity.key])
+        return home is None or home.phase is not ReplicaPhase.READY
+
+    def remember(self, affinity: Affinity | None, place: Replica) -> None:
+        """Note who serves a key; the keys that were not used for longest are forgotten."""
+        if affinity is None:
+            return
+        self._homes[affinity.key] = place.id
+        self._homes.move_to_end(affinity.key)
+        if len(self._homes) > REMEMBERED_KEYS:
+            self._homes.popitem(last=False)
+
+    def pick(self, affinity: Affinity | None = None) -> Replica | None:
+        """Return the ready replica with a free slot and the least work; ties rotate.
+
+        With an affinity it is the key's own replica while that has a free slot; `None` if it is
+        required and has none.
+        """
+        if affinity is not None and affinity.key in self._homes:
+            home = self.find(self._homes[affinity.key])
+            if home is not None and home.phase is ReplicaPhase.READY:
+                if len(home.bound) < home.slots:
+                    return home
+                if affinity.mode == "require":
+                    return None
         best: Replica | None = None
         count = len(self.replicas)
         self._turn += 1

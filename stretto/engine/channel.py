@@ -19,7 +19,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -45,6 +45,9 @@ from stretto.types import (
     SessionId,
     Value,
 )
+
+if TYPE_CHECKING:
+    from stretto.core.events import Affinity
 
 ReplicaCallback = Callable[[ReplicaState], None]
 
@@ -186,6 +189,7 @@ class Channel:
         timeout_s: float | None = None,
         priority: int = 0,
         session: str | None = None,
+        affinity: Affinity | None = None,
         label: str = "",
     ) -> Stream:
         """Submit a request; never blocks. Whether it is accepted is the stream's first news.
@@ -198,6 +202,7 @@ class Channel:
             timeout_s: Longest life of the request, if shorter than the engine's own limit.
             priority: Smaller goes first.
             session: The session that it belongs to.
+            affinity: Which replicas it should meet again.
             label: The client's own id, for people.
 
         Raises:
@@ -218,6 +223,7 @@ class Channel:
             timeout_s=timeout_s,
             priority=priority,
             session=None if session is None else SessionId(session),
+            affinity=affinity,
             label=label,
         )
         body = b"".join((*(data for _, _, data in encoded), option_data))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from stretto.core.events import Affinity
     from stretto.core.graph import Limits
     from stretto.engine.channel import ChannelStatistics, ReplicaCallback
     from stretto.messages.channel import PipelineInfo
@@ -188,7 +189,7 @@ class Engine:
 
     # ---- requests
 
-    def generate(
+    def generate(  # noqa: PLR0913 - all but the inputs have defaults
         self,
         *,
         pipeline: str | None = None,
@@ -197,6 +198,7 @@ class Engine:
         timeout_s: float | None = None,
         priority: int = 0,
         session: str | None = None,
+        affinity: Affinity | None = None,
         label: str = "",
         **inputs: Value | Payload,
     ) -> Stream:
@@ -209,6 +211,7 @@ class Engine:
             timeout_s: Longest life of the request, if shorter than the engine's own limit.
             priority: Smaller goes first.
             session: The session that it belongs to.
+            affinity: Which replicas it should meet again.
             label: Your own id, for logs.
             inputs: The pipeline's inputs, for example `text="Hello"`; a mapping gives several values.
 
@@ -225,6 +228,7 @@ class Engine:
             timeout_s=timeout_s,
             priority=priority,
             session=session,
+            affinity=affinity,
             label=label,
         )
 

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from stretto.core.commands import ReplicaState, Timings
+from stretto.core.events import Affinity
 from stretto.errors import Failure
 from stretto.messages.link import StageFacts
 from stretto.types import (
@@ -55,6 +56,7 @@ class Submit(_Message, frozen=True, tag=2):
     priority: int
     session: SessionId | None
     label: str
+    affinity: Affinity | None = None
 
 
 class Abort(_Message, frozen=True, tag=3):

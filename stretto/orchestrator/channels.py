@@ -264,6 +264,7 @@ class Channels:
             priority=message.priority,
             session=message.session,
             label=message.label,
+            affinity=message.affinity,
         )
 
     def _repeated_hello(self, peer: Peer, now: float) -> on.ChannelClosed:

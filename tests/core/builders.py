@@ -185,6 +185,7 @@ def submitted(
     priority: int = 0,
     channel: ChannelId = API,
     label: str = "",
+    affinity: on.Affinity | None = None,
 ) -> on.RequestSubmitted:
     """Return a submission; each input's payload is named `<request>.<input>`."""
     return on.RequestSubmitted(
@@ -198,6 +199,7 @@ def submitted(
         timeout_s=timeout_s,
         priority=priority,
         label=label,
+        affinity=affinity,
     )
 
 

@@ -33,8 +33,10 @@ from tests.core.builders import (
     is_empty,
     line_of_2,
     of,
+    passed,
     pipeline,
     produced,
+    ready,
     replica,
     shm,
     started,
@@ -109,6 +111,23 @@ class TestWindows:
         router.feed(produced(A), produced(A, 1))
         assert grants(router.handle(consumed(2))) == [], "C has absorbed nothing"
         assert grants(router.handle(consumed(1, stage=C, edge_id="a->c.in"))) == [(3, 1010)]
+
+    def test_a_producer_that_waits_for_chunks_gets_them_without_bytes(self) -> None:
+        """B's chunk bound stops A, C's byte bound does not: B's credit alone is enough."""
+        router = started(
+            deployment(
+                pipeline(
+                    edge(TEXT, A),
+                    edge(A, B, chunks=4, nbytes=9000),
+                    edge(A, C, chunks=9, nbytes=1000),
+                    edge(B, D, name="left"),
+                    edge(C, D, name="right"),
+                    outputs=[(AUDIO, D)],
+                )
+            )
+        )
+        router.feed(submitted(), *[produced(A, seq) for seq in range(4)])
+        assert grants(router.handle(consumed(1))) == [(5, 1000)]
 
     def test_full_edges_do_not_bind_their_source(self) -> None:
         """A may make all it wants; B is fed within the window when A has ended."""
@@ -241,9 +260,10 @@ class TestPreviews:
         assert isinstance(emit, do.Emit)
         assert (emit.kind, emit.seq, emit.timings) == ("preview", 7, None)
         assert release == do.Release(payload=inline("p"))
-        emit = router.handle(produced(B))[0]
-        assert isinstance(emit, do.Emit)
-        assert (emit.seq, emit.timings is not None) == (0, True)
+        for seq in (0, 1):
+            emit = router.handle(produced(B, seq))[0]
+            assert isinstance(emit, do.Emit)
+            assert (emit.seq, emit.timings is not None) == (seq, seq == 0)
 
     def test_a_preview_of_an_inner_stage_is_released(self) -> None:
         """It is not fed over edges."""
@@ -275,6 +295,19 @@ class TestRetention:
         assert [c.failure.detail for c in commands if isinstance(c, do.Fail)] == [
             "request 1.1-1: replica b/0#1 died (exit 9) and this can't be repeated; try again"
         ]
+
+    def test_a_task_that_has_not_begun_keeps_its_right_to_a_retry(self) -> None:
+        """Giving up what A was fed is enough; B begins later, dies and is repeated."""
+        router = started(line_of_2(limits=Limits(retention_bytes=500)))
+        router.feed(submitted(), died(replica(B)), produced(A, payload=inline("x", 495)))
+        story = str(router.story(R1))
+        assert "a: inputs too large to keep for a retry" in story
+        for incarnation in (2, 3):
+            router.handle(passed(float(incarnation)))
+            ready(router, replica(B, 0, incarnation), now=float(incarnation))
+            if incarnation == 2:
+                assert of(do.Fail, router.handle(died(replica(B, 0, 2), now=2.5))) == []
+        assert "b: dispatched to b/0#3" in str(router.story(R1))
 
     def test_a_full_edge_that_grows_too_large_fails_its_request(self) -> None:
         """Row of architecture 11.4: overflow is that request's failure."""

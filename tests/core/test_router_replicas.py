@@ -344,6 +344,55 @@ class TestDeath:
         ]
 
 
+class TestAffinity:
+    """A key leads back to the replica that served it."""
+
+    PREFER = on.Affinity(key="k")
+    REQUIRE = on.Affinity(key="k", mode="require")
+
+    def serve(self, router: Checked, request: RequestId, affinity: on.Affinity) -> ReplicaId:
+        """Run a request through stage a and return where it was."""
+        router.handle(submitted(request, affinity=affinity))
+        return where(router, A, request)
+
+    def test_a_key_goes_where_it_was_and_others_are_spread(self) -> None:
+        """The second request of a key meets the first one's replica, although another has less work."""
+        router = started(line_of_2(stages=TWO))
+        home = self.serve(router, R1, self.PREFER)
+        assert self.serve(router, R2, self.PREFER) == home
+
+    def test_a_preferred_replica_that_is_full_is_not_waited_for(self) -> None:
+        """Preference costs nobody time."""
+        router = started(line_of_2(stages=TWO))
+        home = self.serve(router, R1, self.PREFER)
+        self.serve(router, R2, self.PREFER)
+        assert self.serve(router, R3, self.PREFER) != home
+
+    def test_a_required_replica_that_is_full_is_waited_for(self) -> None:
+        """The request is bound as soon as the home has a free slot, and nobody behind it waits."""
+        router = started(line_of_2(stages=TWO))
+        home = self.serve(router, R1, self.REQUIRE)
+        self.serve(router, R2, self.REQUIRE)
+        commands = router.handle(submitted(R3, affinity=self.REQUIRE))
+        assert of(do.Dispatch, commands) == []
+        commands = router.feed(aborted(R1), cancelled(A, request=R1))
+        assert [c.replica for c in commands if isinstance(c, do.Dispatch)] == [home]
+
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_a_lost_required_replica_is_a_typed_failure(self, *, waits: bool) -> None:
+        """It is never replaced silently: the state that was there is gone."""
+        router = started(line_of_2(stages=TWO))
+        home = self.serve(router, R1, self.REQUIRE)
+        if waits:
+            self.serve(router, R2, self.REQUIRE)
+            router.handle(submitted(R3, affinity=self.REQUIRE))
+        commands = router.handle(died(home))
+        if not waits:
+            commands = router.handle(submitted(R3, affinity=self.REQUIRE))
+        [failure] = [c for c in commands if isinstance(c, do.Fail) and c.request == R3]
+        assert failure.failure.code == "affinity_lost"
+
+
 class TestDraining:
     """A replica that takes nothing new, finishes, and leaves."""
 

@@ -31,7 +31,7 @@ from tests.core.builders import (
     cancelled,
     consumed,
     deployment,
-    diamond,
+    died,
     drained,
     edge,
     failed,
@@ -111,6 +111,7 @@ def test_a_request_walks_from_submission_to_finish() -> None:
     )
     assert isinstance(finish, do.Finish)
     assert release == do.Release(payload=inline("options"))
+    assert finish.timings.stages[0].ran_s == 4.0
     timing = finish.timings.stages[1]
     assert (timing.replica, timing.chunks, timing.units, timing.attempts) == (replica(B), 1, 10, 1)
     assert (finish.timings.queued_s, timing.ran_s, timing.media_s) == (0.0, 4.0, 0.1)
@@ -183,7 +184,10 @@ class TestRefusals:
         event = submitted(to="chat", inputs=inputs, outputs=outputs)
         failure = self.refused(started(shared()), event)
         assert (failure.param, failure.code) == ("outputs", "unsupported_value")
-        assert "its inputs are text, its outputs words, audio" in failure.detail
+        assert failure.detail == (
+            f"pipeline 'chat' can't make {outputs[0] if outputs else 'its outputs'} from "
+            f"{', '.join(inputs) or 'nothing'}; its inputs are text, its outputs words, audio"
+        )
 
     def test_an_input_given_twice(self) -> None:
         """One of the two would be lost; the payload that both name is released once."""
@@ -198,6 +202,13 @@ class TestRefusals:
         failure = self.refused(router, submitted(R3, options=shm("options")))
         assert (failure.kind, failure.code) == (FailureKind.OVERLOADED, "queue_full")
         assert failure.retry_after_s == 1.0
+
+    def test_a_full_queue_knows_how_fast_it_drains(self) -> None:
+        """Two starts in 40 seconds and one waiting: half of it takes ten."""
+        router = started(line_of_2(limits=Limits(max_queued=1), stages=ONE_SLOT))
+        router.feed(submitted(R1), submitted(R2), finished(A), finished(B, now=20.0))
+        router.handle(submitted(R3, now=30.0))
+        assert self.refused(router, submitted(R4, now=40.0)).retry_after_s == 10.0
 
     def test_while_shutting_down(self) -> None:
         """Nothing new is taken."""
@@ -314,6 +325,26 @@ class TestSlots:
         commands = router.handle(submitted(R2, to="chat", outputs=(WORDS,)))
         assert [c.task for c in commands if isinstance(c, do.Dispatch)] == [task(A, R2)]
 
+    def test_a_running_request_goes_before_queued_ones(self) -> None:
+        """It waits for a second entry stage while it holds the first: older ones let it pass."""
+        router = started(
+            deployment(
+                pipeline(
+                    edge(TEXT, A),
+                    edge(TEXT, B),
+                    edge(A, C, mode=FULL, name="left"),
+                    edge(B, C, mode=FULL, name="right"),
+                    outputs=[(AUDIO, C)],
+                    name="both",
+                ),
+                pipeline(edge(TEXT, B), outputs=[(AUDIO, B)], name="one"),
+                stages=(StageSpec(id=B, slots=1),),
+            )
+        )
+        router.feed(submitted(R1, to="one"), submitted(R2, to="one"), submitted(R3, to="both"))
+        commands = router.handle(finished(B, request=R1))
+        assert [c.task for c in commands if isinstance(c, do.Dispatch)] == [task(B, R3)]
+
     def test_a_group_behind_a_full_edge_is_reserved_when_it_can_start(self) -> None:
         """B takes no slot while A works."""
         full = deployment(
@@ -385,14 +416,23 @@ class TestEnds:
         assert router.statistics().queued == 0
 
     def test_an_abort_between_stages_gives_the_reserved_slot_back(self) -> None:
-        """A has ended, B has not begun: its promised slot serves the next request."""
-        full = diamond()
-        router = started(full)
-        router.feed(submitted(R1), produced(A), produced(C), finished(A))
-        router.handle(aborted(R1))
-        for stage in ("b", "c", "d"):
-            router.handle(cancelled(router.deployment.stages["abcd".index(stage)].id))
-        assert is_empty(router)
+        """A has ended, and B has not begun since its replica has died: others get the promise."""
+        router = started(
+            line_of_2(stages=(StageSpec(id=A, slots=9), StageSpec(id=B, slots=1, replicas=2)))
+        )
+        router.feed(submitted(R1), submitted(R2), submitted(R3))
+        router.feed(produced(A, request=R1), died(replica(B, 1)))
+        router.feed(produced(A, request=R2), finished(A, request=R2))
+        assert router.statistics().stages[1].reserved == 1
+        assert of(do.Dispatch, router.handle(aborted(R2))) == []
+        assert router.statistics().stages[1].reserved == 0
+
+    def test_an_abort_of_what_has_not_begun_lets_the_next_one_start(self) -> None:
+        """B's promised slot is free at once, although A's task has yet to end."""
+        router = started(line_of_2(stages=(StageSpec(id=A, slots=9), StageSpec(id=B, slots=1))))
+        router.feed(submitted(R1), submitted(R2))
+        commands = router.handle(aborted(R1))
+        assert [c.task for c in commands if isinstance(c, do.Dispatch)] == [task(A, R2)]
 
     def test_a_task_that_finishes_instead_of_being_cancelled_ends_too(self) -> None:
         """The abort crossed the end on the way."""

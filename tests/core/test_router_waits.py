@@ -115,6 +115,16 @@ def test_a_task_with_one_input_ended_and_another_absorbed_waits_for_its_source()
     assert failure_at(router, 52.0).where == "a/0#1"
 
 
+def test_credit_begins_a_producers_time_anew() -> None:
+    """A could not go on for 50 s; it has its ten seconds from the moment that it can."""
+    stages = (StageSpec(id=A, chunk_timeout_s=10.0), StageSpec(id=B, chunk_timeout_s=99.0))
+    router = started(line_of_2(limits=SHORT, stages=stages))
+    router.feed(submitted(), *[produced(A, seq) for seq in range(4)], consumed(1, now=50.0))
+    failure = failure_at(router, 60.0)
+    assert failure.where == "a/0#1"
+    assert "stage a made no progress for 10 s" in str(router.story(R1))
+
+
 def test_a_preview_is_progress() -> None:
     """A diffusion stage shows that it works."""
     router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))

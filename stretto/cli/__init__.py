@@ -9,6 +9,11 @@ def main() -> int:
     0 ok, also after a drained Ctrl-C or SIGTERM; 1 failure at run time; 2 wrong usage or configuration;
     3 the engine failed to start; 130 or 143 after a second Ctrl-C or SIGTERM.
     """
-    from stretto.cli.app import run
+    from stretto.cli.streams import open_standard_streams
 
+    open_standard_streams()
+    try:
+        from stretto.cli.app import run
+    except KeyboardInterrupt:
+        return 130
     return run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -114,7 +115,7 @@ def say(
 
     said = sys.stdin.read() if text == "-" else text
     options = {"voice": voice, "speed": speed, "seed": seed}
-    if url is None:
+    if not url:
         say_by_engine(said, options, output)
     else:
         say_by_server(url, said, options, output)
@@ -144,5 +145,6 @@ def run() -> int:
 
 
 def _complain(error: Exception, code: int) -> int:
-    sys.stderr.write(f"stretto: {error}\n")
+    with suppress(OSError):
+        sys.stderr.write(f"stretto: {error}\n")
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Write one line."""
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        with suppress(OSError, ValueError):  # a full disk or a closed terminal ends no server
+            self._out.write(f"{text}\n")
+            self._out.flush()
 
     def replica(self, state: ReplicaState) -> None:
         """Tell about a replica if there is news."""

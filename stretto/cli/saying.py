@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -14,7 +15,7 @@ import uvloop
 
 from stretto.audio.pcm import SPEECH, wav_header
 from stretto.engine import Engine
-from stretto.errors import InvalidRequest, StageError
+from stretto.errors import ConfigError, InvalidRequest, StageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -28,10 +29,30 @@ def say_by_engine(text: str, options: Mapping[str, str | float | int], output: P
     Raises:
         StrettoError: The engine did not start, or the text could not be spoken.
     """
+    _check(text, output)
     audio, first_s = uvloop.run(_speak(text, options))
+    if not audio:
+        raise InvalidRequest("there is nothing in this text that can be spoken", param="input")
     with _opened(output) as file:
         file.write(wav_header(SPEECH, len(audio)) + audio)
     _report(output, len(audio), first_s)
+
+
+def _check(text: str, output: Path) -> None:
+    """Find mistakes before anything is started.
+
+    Raises:
+        InvalidRequest: The text is blank.
+        ConfigError: The file can't be written.
+    """
+    if not text.strip():
+        raise InvalidRequest("the text is blank; say what to speak", param="input")
+    if str(output) == "-":
+        return
+    if output.is_dir():
+        raise ConfigError(f"{output} is a folder; name a file: -o {output}/speech.wav")
+    if not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
+        raise ConfigError(f"{output} can't be written; name another file with -o")
 
 
 async def _speak(text: str, options: Mapping[str, str | float | int]) -> tuple[bytes, float]:
@@ -56,6 +77,9 @@ def say_by_server(
         InvalidRequest: The server refused the request; the text is the server's.
         StageError: The server can't be reached or the audio was cut short.
     """
+    _check(text, output)
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is no URL; write for example http://127.0.0.1:8000/v1")
     body = json.dumps(
         {"input": text, "response_format": "wav", "stream": False, **options}
     ).encode()

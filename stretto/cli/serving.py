@@ -1,8 +1,8 @@
 """`stretto serve`: the supervisor process. It owns the port, the orchestrator and the API process.
 
-Order of the end, on SIGTERM or Ctrl-C: the API process refuses new work and finishes what runs, within
-the drain time; then the orchestrator stops its replicas; then this process removes its directories. A
-second signal kills everything at once.
+Order of the end, on SIGTERM, SIGHUP or Ctrl-C: the API process refuses new work and finishes what runs,
+within the drain time; then the orchestrator stops its replicas; then this process removes its
+directories. A second signal kills everything at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from stretto.cli.progress import Progress
 from stretto.config.process_specs import ApiSpec
 from stretto.core.graph import validated
 from stretto.engine.channel import Channel
-from stretto.errors import EngineDead, StartFailed
+from stretto.errors import ConfigError, EngineDead, StartFailed
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
 from stretto.launch.supervisor import OrchestratorSupervisor
@@ -45,9 +46,23 @@ def serve_until_stopped(settings: Settings) -> int:
         ConfigError: The deployment is unsound, or the port can't be bound.
     """
     validated(settings.deployment())
+    _check_event_log(settings.orchestrator.event_log)
     listener = http_port.bind(settings.server.host, settings.server.port)
     with listener:
         return uvloop.run(_Server(settings, listener).run())
+
+
+def _check_event_log(path: str | None) -> None:
+    """Raise `ConfigError` if the event log can't be written, before anything is started."""
+    if path is None:
+        return
+    try:
+        with Path(path).open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"orchestrator.event_log: {path} can't be written: {error.strerror}; name another file"
+        ) from error
 
 
 class _Server:
@@ -76,7 +91,7 @@ class _Server:
         self._orchestrator = OrchestratorSupervisor(
             self._settings, on_death=self._progress.orchestrator_died
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             self._orchestrator.start()

@@ -37,6 +37,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "shared_memory_bytes": (0, _TIB),
     "port": (0, 65_535),
     "drain_timeout_s": (0, 3600),
+    "receive_timeout_s": (0.1, _DAY_S),
     "max_body_bytes": (1024, 1024**3),
     "max_input_chars": (1, 10_000_000),
     "first_chunk_timeout_s": (0.1, _DAY_S),

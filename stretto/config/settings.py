@@ -65,6 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         host: Address to bind; the default is reachable from this machine only.
         port: TCP port; 0 takes a free one.
         drain_timeout_s: How long SIGTERM waits for running requests, in seconds.
+        receive_timeout_s: How long a client may pause while it sends a request, in seconds.
         max_body_bytes: Larger request bodies are refused before they are read.
         max_input_chars: Longer speech inputs are refused.
         first_chunk_timeout_s: How long a response may wait for its first audio, in seconds.
@@ -73,6 +74,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     drain_timeout_s: float = 8.0
+    receive_timeout_s: float = 30.0
     max_body_bytes: int = 1024 * 1024
     max_input_chars: int = 50_000
     first_chunk_timeout_s: float = 60.0

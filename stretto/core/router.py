@@ -7,8 +7,8 @@ Rules
     it is counted, its payload is released, and nothing else happens.
   * Each accepted request ends in exactly one of `Finish`, `Fail`, `Cancelled`; no `Emit` follows it.
   * One function, `_end`, cleans up after every kind of end.
-  * What has become free is given away once, at the end of the event, so that no slot goes to a request
-    that the same event ends.
+  * What has become free is given away at the end of the event, so that no slot goes to a request that
+    the same event ends; a request that can't be bound any more ends there too, never in mid-event.
 
 Theory of operation
   A request runs the subgraph (`graph.Plan`) between the inputs it brings and the outputs it wants.
@@ -472,11 +472,13 @@ class Router:
         """Use what has become free: for reserved tasks without a replica first, then for the waiting line."""
         self._must_admit = False
         for stage, waiting in self._unbound.items():
+            pool = self._pools[stage]
             for request_id in tuple(waiting):
-                if not self._pools[stage].free:
-                    break
                 request = self._requests[request_id]
-                self._bind(request, request.tasks[stage])
+                if pool.has_lost(request.affinity):
+                    self._fail(request, _affinity_lost(stage))
+                elif pool.free:
+                    self._bind(request, request.tasks[stage])
         while (head := self._line.first_admissible(self._is_up, self._room)) is not None:
             request_id, group = head
             self._line.leave(request_id, group)
@@ -523,20 +525,10 @@ class Router:
         """Dispatch a ready task to the replica with the least work, or let it wait for one."""
         stage = task.key.stage
         pool = self._pools[stage]
-        if pool.has_lost(request.affinity):
-            self._fail(
-                request,
-                Failure(
-                    kind=FailureKind.REPLICA_LOST,
-                    detail=f"the replica of {stage} that it requires is gone; start anew",
-                    where=stage,
-                    code="affinity_lost",
-                ),
-            )
-            return
-        place = pool.pick(request.affinity)
+        place = None if pool.has_lost(request.affinity) else pool.pick(request.affinity)
         if place is None:
             self._unbound[stage][request.id] = None
+            self._must_admit |= pool.has_lost(request.affinity)
             request.story.add(self._now, f"{stage}: waits for a replica")
             return
         self._unbound[stage].pop(request.id, None)
@@ -1034,10 +1026,12 @@ class Router:
             self._late()
             return
         self._supervision.drain(place, self._now)
+        self._must_admit = True
 
     def _evict(self, place: Replica, reason: str, *, for_good: bool = False) -> None:
         """A process is gone, or must go: plan its successor, and repeat or fail what it held."""
         replica = place.id
+        self._must_admit = True
         self._count("replica_deaths")
         self._supervision.bury(place, reason, self._now, for_good=for_good)
         for request, task in self._strand(place):
@@ -1141,7 +1135,12 @@ class Router:
             self._supervision.start(place, self._now)
         elif kind is DeadlineKind.START:
             timeout_s = self._pools[place.id.stage].spec.start_timeout_s
-            self._evict(place, f"showed no progress for {timeout_s:g} s while starting")
+            # Like a reason that the process names itself, a hang while starting comes again.
+            self._evict(
+                place,
+                f"showed no progress for {timeout_s:g} s while starting",
+                for_good=not self._pools[place.id.stage].was_ready,
+            )
         else:
             self._evict(place, f"did not drain within {self._limits.drain_timeout_s:g} s")
 
@@ -1340,6 +1339,15 @@ def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
         f"its inputs are {inputs}, its outputs {outputs}",
         param="outputs",
         code="unsupported_value",
+    )
+
+
+def _affinity_lost(stage: StageId) -> Failure:
+    return Failure(
+        kind=FailureKind.REPLICA_LOST,
+        detail=f"the replica of {stage} that it requires is gone; start anew",
+        where=stage,
+        code="affinity_lost",
     )
 
 

@@ -81,10 +81,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Describe any exception; one that is not ours becomes a `STAGE_ERROR` with its type and text."""
         if isinstance(error, StrettoError):
             return error.failure(where)
-        text = str(error) or "no message"
+        text = sendable(str(error)) or "no message"
         return cls(
             kind=FailureKind.STAGE_ERROR, detail=f"{type(error).__name__}: {text}", where=where
         )
+
+
+def sendable(text: str) -> str:
+    """Return the text with what UTF-8 can't hold, such as half of a surrogate pair, written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class StrettoError(Exception):
@@ -121,8 +126,8 @@ class StrettoError(Exception):
         """Return this error as data; `where` fills in a missing place."""
         return Failure(
             kind=self.kind,
-            detail=self.detail,
-            where=self.where or where,
+            detail=sendable(self.detail),
+            where=sendable(self.where or where),
             param=self.param,
             code=self.code,
             retry_after_s=self.retry_after_s,
@@ -264,4 +269,5 @@ __all__ = [
     "StageError",
     "StartFailed",
     "StrettoError",
+    "sendable",
 ]

@@ -19,7 +19,7 @@ import msgspec
 
 from stretto.backends.contract import Backend, Capabilities, StepBackend, StreamBackend
 from stretto.backends.loading import backend_class
-from stretto.errors import ConfigError, StartFailed, StrettoError
+from stretto.errors import ConfigError, StartFailed, StrettoError, sendable
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.replica.compute import ComputeThread
 from stretto.replica.outlet import Outlet
@@ -138,15 +138,13 @@ class Replica:
             cls = backend_class(self._spec.backend)
             _check_capabilities(self._spec.backend, getattr(cls, "capabilities", None))
             backend = cast("Backend", cls(**self._spec.options))
-            backend.load(
-                lambda what, fraction: self._compute.report(self._progressed, what, fraction)
-            )
+            backend.load(self._report)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may fail to load in any way
             if isinstance(error, StrettoError):
                 sys.stderr.write(f"{type(error).__name__}: {error.detail}\n")
-                return StartFailed(error.detail)
+                return StartFailed(sendable(error.detail))
             traceback.print_exception(error)
-            return StartFailed(f"{type(error).__name__}: {error}")
+            return StartFailed(sendable(f"{type(error).__name__}: {error}"))
         return backend
 
     def _driver_of(self, backend: Backend) -> Driver:
@@ -176,6 +174,10 @@ class Replica:
             voices=capabilities.voices,
             recovery="retry" if may_retry else "fail",
         )
+
+    def _report(self, what: str, fraction: float) -> None:
+        """Tell how far loading is; the backend calls it in the compute thread."""
+        self._compute.report(self._progressed, sendable(str(what)), float(fraction))
 
     def _progressed(self, what: str, fraction: float) -> None:
         self._connection.send(link.LoadProgress(what, fraction))

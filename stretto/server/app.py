@@ -95,7 +95,7 @@ def create_app(
     )
     async def create_speech(request: Request) -> Response:
         """Speak a text."""
-        body = await read_body(request, bounds.max_body_bytes)
+        body = await read_body(request, bounds.max_body_bytes, bounds.receive_timeout_s)
         asked = parse_speech_request(body, bounds.max_input_chars)
         return SpeechReply(engine, running, speech_limits, asked)
 
@@ -115,23 +115,27 @@ def _add_status(app: FastAPI, status: Status) -> None:
         """Describe one model."""
         return JSONResponse(status.model(model))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
     async def health() -> JSONResponse:
         """Say whether the process can serve; 503 while the engine is dead."""
         code, content = status.health()
         return JSONResponse(content, code)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["server"])
     async def ready() -> JSONResponse:
         """Say whether to send requests here."""
         code, content = status.ready()
         return JSONResponse(content, code)
 
+    @app.head("/version", include_in_schema=False)
     @app.get("/version", tags=["server"])
     async def version() -> JSONResponse:
         """Name the version."""
         return JSONResponse(status.version())
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", tags=["server"])
     async def index() -> JSONResponse:
         """Say what this is."""

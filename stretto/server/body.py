@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from stretto.errors import Cancelled, InvalidRequest
@@ -10,11 +11,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, pause_s: float) -> bytes:
     """Return the whole body.
 
+    Args:
+        request: Whose.
+        limit: The largest size that is read, in bytes.
+        pause_s: How long the client may send nothing, in seconds.
+
     Raises:
-        InvalidRequest: It is larger than `limit` bytes; no more than that was read.
+        InvalidRequest: It is larger than `limit` bytes, of which no more was read, or it stopped coming.
         Cancelled: The client has left.
     """
     declared = request.headers.get("content-length", "")
@@ -23,7 +29,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(pause_s):
+                message = await request.receive()
+        except TimeoutError:
+            raise InvalidRequest(
+                f"Nothing of the body came for {pause_s:g} s.", code="request_timeout"
+            ) from None
         if message["type"] != "http.request":
             raise Cancelled("The client left before its request was complete.")
         part: bytes = message.get("body", b"")

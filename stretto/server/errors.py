@@ -87,6 +87,7 @@ RULES: dict[FailureKind, Rule] = {
 CODES: dict[str, Rule] = {
     "model_not_found": Rule(404, "invalid_request_error", "model_not_found"),
     "voice_not_found": Rule(404, "invalid_request_error", "voice_not_found"),
+    "request_timeout": Rule(408, "timeout_error", "request_timeout", retry=False, closes=True),
     "request_too_large": Rule(413, "invalid_request_error", "request_too_large", closes=True),
     "engine_starting": Rule(503, "server_error", "engine_starting", retry=True),
     "server_shutting_down": Rule(

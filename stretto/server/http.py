@@ -44,21 +44,55 @@ _SIGNAL_EXIT = 128
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, able to break off a body, and telling when the last connection has gone."""
 
-    def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:  # noqa: ANN401 - uvicorn's
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - uvicorn's
+        on_lost: Callable[[], None],
+        receive_timeout_s: float,
+        **options: Any,  # noqa: ANN401 - uvicorn's
+    ) -> None:
         super().__init__(*args, **options)
         self.access_log = False  # uvicorn would turn it on for any handler of the root logger
         self._on_lost = on_lost
+        self._receive_timeout_s = receive_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for a request; a client that sends none in time is not waited for."""
+        super().connection_made(transport)
+        self._head_timer = asyncio.get_running_loop().call_later(
+            self._receive_timeout_s, self._give_up
+        )
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the rest of a request's head."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._head_timer = asyncio.get_running_loop().call_later(
+                self._receive_timeout_s, self._give_up
+            )
 
     def on_headers_complete(self) -> None:
         """Begin a request, and tell the application how to break its body off."""
+        self._stop_head_timer()
         super().on_headers_complete()
         call = partial(self._break_off, self.cycle)
         cast("dict[str, object]", self.scope)["extensions"] = {BREAK_OFF: {"call": call}}
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
+        self._stop_head_timer()
         super().connection_lost(exc)
         self._on_lost()
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _break_off(self, cycle: RequestResponseCycle, at_once: bool) -> None:  # noqa: FBT001 - see speech
         """End the connection so that the client sees an incomplete body: chunks without their end."""
@@ -78,6 +112,7 @@ class HttpServer(uvicorn.Server):
         in_flight: Its running requests.
         drain_timeout_s: How long they may go on after `stop`.
         on_ready: Called when requests are accepted.
+        receive_timeout_s: How long a client may take for a request's head.
     """
 
     def __init__(
@@ -86,6 +121,7 @@ class HttpServer(uvicorn.Server):
         in_flight: InFlight,
         drain_timeout_s: float,
         on_ready: Callable[[], None] | None = None,
+        receive_timeout_s: float = 30.0,
     ) -> None:
         self._stop = asyncio.Event()
         self._in_flight = in_flight
@@ -94,7 +130,10 @@ class HttpServer(uvicorn.Server):
         self._all_lost = asyncio.Event()
         config = uvicorn.Config(
             app,
-            http=cast("Any", partial(Protocol, on_lost=self._note_lost)),
+            http=cast(
+                "Any",
+                partial(Protocol, on_lost=self._note_lost, receive_timeout_s=receive_timeout_s),
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

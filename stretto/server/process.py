@@ -34,7 +34,13 @@ async def _serve(spec: ApiSpec) -> None:
     engine.start()
     in_flight = InFlight()
     app = create_app(engine, settings, limits=limits, in_flight=in_flight)
-    server = HttpServer(app, in_flight, settings.drain_timeout_s, _tell(spec.ready_fd))
+    server = HttpServer(
+        app,
+        in_flight,
+        settings.drain_timeout_s,
+        _tell(spec.ready_fd),
+        settings.receive_timeout_s,
+    )
     stop_on_signals(server.stop)
     try:
         await server.serve([socket.socket(fileno=spec.http_fd)])

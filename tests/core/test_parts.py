@@ -6,10 +6,11 @@ import pytest
 
 from stretto.core.admission import DrainRate, WaitingLine
 from stretto.core.deadlines import DeadlineKind, Deadlines
+from stretto.core.events import Affinity
 from stretto.core.flow import EdgeFlow, OutputFlow
 from stretto.core.graph import Limits, StageSpec
 from stretto.core.holds import Holds
-from stretto.core.slots import Pool, ReplicaPhase
+from stretto.core.slots import REMEMBERED_KEYS, Pool, ReplicaPhase
 from stretto.core.story import Story
 from stretto.types import PipelineName, RequestId, StageId
 from tests.core.builders import (
@@ -36,18 +37,14 @@ class TestFlow:
 
     def test_an_output_is_full_at_either_bound(self) -> None:
         """Chunks and bytes bound independently, and taking frees both."""
-        output = OutputFlow(AUDIO, A, window_chunks=2, window_bytes=100)
-        output.produce(10)
-        assert not output.is_full
-        output.produce(10)
-        assert output.is_full
-        output.consume(1)
-        assert not output.is_full
-        output.produce(95)
-        output.consume(2)
-        assert not output.is_full
-        output.produce(10)
-        assert output.is_full
+        for sizes in ((1, 1, 1), (90, 10)):
+            output = OutputFlow(AUDIO, A, window_chunks=3, window_bytes=100)
+            for size in sizes:
+                assert not output.is_full
+                output.produce(size)
+            assert output.is_full
+            output.consume(1)
+            assert not output.is_full
 
     def test_consuming_moves_forward_only(self) -> None:
         """An older cursor changes nothing."""
@@ -193,6 +190,32 @@ class TestPool:
         assert sorted(chosen[:2]) == sorted(chosen[2:]) == [0, 1]
         assert pool.pick() is None
         assert (pool.free, pool.room, pool.reserved) == (0, 0, 0)
+
+    def test_an_idle_pool_does_not_always_begin_with_the_same_replica(self) -> None:
+        """One task at a time wanders over all of them."""
+        pool = self.pool(replicas=3)
+        chosen: set[int] = set()
+        for number in range(3):
+            place = pool.pick()
+            assert place is not None
+            pool.bind(place, task(attempt=number))
+            pool.unbind(place, task(attempt=number))
+            chosen.add(place.id.slot)
+        assert chosen == {0, 1, 2}
+
+    def test_the_affinity_keys_that_were_not_used_for_longest_are_forgotten(self) -> None:
+        """Memory is bounded; a key in use stays."""
+        pool = self.pool()
+        home, other = pool.replicas
+        used, unused = Affinity(key="used"), Affinity(key="unused")
+        pool.remember(unused, home)
+        pool.remember(used, home)
+        for number in range(REMEMBERED_KEYS - 1):
+            pool.remember(Affinity(key=str(number)), other)
+            pool.remember(used, home)
+        pool.bind(home, task())
+        assert pool.pick(used) is home
+        assert pool.pick(unused) is other
 
     def test_slots_of_a_lost_replica_are_counted_out(self) -> None:
         """What it held does not come back as room."""

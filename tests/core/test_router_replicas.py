@@ -7,6 +7,7 @@ import pytest
 from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.core.graph import Limits, StageSpec
+from stretto.core.requests import RequestState
 from stretto.errors import FailureKind
 from stretto.types import EdgeId, ReplicaId, RequestId, StageId
 from tests.core.builders import (
@@ -19,7 +20,9 @@ from tests.core.builders import (
     TEXT,
     A,
     B,
+    C,
     Checked,
+    D,
     aborted,
     cancelled,
     consumed,
@@ -105,17 +108,23 @@ class TestStarting:
         assert router.handle(on.ReplicaJoined(now=0.0, replica=replica(A))) == ()
         assert phases(router) == ["ready"]
 
-    def test_silence_while_starting_is_a_death(self) -> None:
-        """Progress moves the deadline; without it the process is killed and replaced."""
-        router = started(line_of_2(stages=(StageSpec(id=A, start_timeout_s=10.0),)), loaded=False)
+    @pytest.mark.parametrize("has_worked", [False, True])
+    def test_silence_while_starting_is_a_death(self, *, has_worked: bool) -> None:
+        """Progress moves the deadline; a stage that was never ready is parked, others are tried soon."""
+        stages = (StageSpec(id=A, start_timeout_s=10.0),)
+        router = started(line_of_2(stages=stages), loaded=has_worked)
+        which = replica(A, 0, 1 + has_worked)
+        if has_worked:
+            router.feed(died(replica(A)), passed(0.1))
         router.feed(
-            on.ReplicaJoined(now=8.0, replica=replica(A)),
-            on.ReplicaProgressed(now=16.0, replica=replica(A), what="", fraction=0.5),
+            on.ReplicaJoined(now=8.0, replica=which),
+            on.ReplicaProgressed(now=16.0, replica=which, what="", fraction=0.5),
         )
         assert router.handle(passed(25.0)) == ()
         commands = router.handle(passed(26.0))
-        assert of(do.StopReplica, commands) == [do.StopReplica(replica=replica(A))]
-        assert told(commands) == ["a/0#1 dead showed no progress for 10 s while starting 0"]
+        assert of(do.StopReplica, commands) == [do.StopReplica(replica=which)]
+        state = "dead" if has_worked else "parked"
+        assert told(commands) == [f"{which} {state} showed no progress for 10 s while starting 0"]
 
     def test_a_replica_that_says_why_it_cannot_serve_is_parked(self) -> None:
         """A reason at the first start will not go away by itself: wait for the operator or the timer."""
@@ -392,6 +401,39 @@ class TestAffinity:
         [failure] = [c for c in commands if isinstance(c, do.Fail) and c.request == R3]
         assert failure.failure.code == "affinity_lost"
 
+    @pytest.mark.parametrize("with_chunk", [False, True])
+    def test_a_loss_that_shows_in_mid_event_ends_the_request_once(
+        self, *, with_chunk: bool
+    ) -> None:
+        """A's chunk or end would start B and D, but B's home is gone: one terminal, nothing kept."""
+        fan_out = deployment(
+            pipeline(
+                edge(TEXT, A),
+                edge(A, B),
+                edge(A, C),
+                edge(B, D, name="left"),
+                edge(C, D, name="right"),
+                outputs=[(AUDIO, D)],
+            ),
+            stages=(StageSpec(id=B, replicas=2),),
+        )
+        router = started(fan_out)
+        router.feed(submitted(R1, affinity=self.REQUIRE), produced(A, request=R1))
+        router.handle(submitted(R2, affinity=self.REQUIRE))
+        router.handle(died(where(router, B, R1)))
+        commands = router.handle(produced(A, request=R2) if with_chunk else finished(A, request=R2))
+        assert [c.request for c in terminals(commands)] == [R2]
+        assert router.state_of(R2) is not RequestState.RUNNING
+
+    def test_a_waiting_request_hears_that_its_home_drains(self) -> None:
+        """It will take nothing new, so waiting for it is in vain."""
+        router = started(line_of_2(stages=TWO))
+        home = self.serve(router, R1, self.REQUIRE)
+        self.serve(router, R2, self.REQUIRE)
+        router.handle(submitted(R3, affinity=self.REQUIRE))
+        commands = router.handle(on.DrainRequested(now=0.0, replica=home))
+        assert [c.request for c in terminals(commands)] == [R3]
+
 
 class TestDraining:
     """A replica that takes nothing new, finishes, and leaves."""
@@ -423,6 +465,8 @@ class TestDraining:
             commands = router.handle(on.DrainRequested(now=0.0, replica=replica(A)))
             assert commands[-2] == do.StopReplica(replica=replica(A))
             assert phases(router) == ["stopped"]
+            router.handle(passed(999.0))
+            assert phases(router) == ["stopped"], "no deadline of it is left"
 
     def test_one_that_does_not_finish_in_time_is_killed(self) -> None:
         """Row M3: 60 seconds, then its tasks are repeated elsewhere."""

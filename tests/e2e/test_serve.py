@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -236,3 +237,51 @@ def test_the_orchestrator_loads_no_numeric_library() -> None:
         mapped = " ".join(entry.path for entry in orchestrator.memory_maps())
         assert "msgspec" in mapped
         assert not any(name in mapped for name in ("numpy", "onnxruntime", "torch"))
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_matter(closed: str) -> None:
+    """A server whose parent has closed its standard streams serves, and ends on SIGTERM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = f"exec {sys.executable} -m stretto serve scripted --port {port} {closed}"
+    process = subprocess.Popen(["/bin/sh", "-c", command])
+    try:
+        wait_until(partial(_is_ready, f"http://127.0.0.1:{port}"), timeout_s=30)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_say_finds_mistakes_before_it_starts_anything(tmp_path: Path) -> None:
+    """Blank text, a folder and a wrong URL are one line each, at once."""
+    for arguments, text in (
+        (("   ",), "blank"),
+        (("Hi.", "-o", str(tmp_path)), "is a folder"),
+        (("Hi.", "-o", "/nowhere/x.wav"), "can't be written"),
+        (("Hi.", "--url", "nonsense"), "is no URL"),
+    ):
+        began = time.monotonic()
+        done = stretto("say", *arguments)
+        assert done.returncode in {1, 2}
+        assert text in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert time.monotonic() - began < 2
+
+
+def test_a_text_without_speech_is_no_success(tmp_path: Path) -> None:
+    """No file is written for a text in which nothing can be spoken."""
+    done = stretto("say", "\U0001f600", "-o", str(tmp_path / "empty.wav"))
+    assert done.returncode == 1
+    assert not (tmp_path / "empty.wav").exists()
+
+
+def test_an_event_log_that_cannot_be_written_is_a_configuration_error() -> None:
+    """It is found before anything is started."""
+    done = stretto("serve", "scripted", "--port", "0", "--event-log", "/nowhere/events.jsonl")
+    assert done.returncode == 2
+    assert "event_log" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stretto import errors
-from stretto.errors import Failure, FailureKind, StrettoError
+from stretto.errors import Failure, FailureKind, StageError, StrettoError
 
 CLASSES = [
     item
@@ -81,3 +81,11 @@ def test_only_what_another_try_may_cure_is_retryable() -> None:
 def test_an_impossible_transition_is_an_internal_error() -> None:
     """It is our bug, whoever catches it."""
     assert issubclass(errors.InvalidTransition, errors.InternalError)
+
+
+def test_text_that_utf_8_cannot_hold_is_escaped() -> None:
+    """A backend's exception may quote anything; its failure can be sent all the same."""
+    failure = Failure.of(ValueError("boom \ud800"))
+    assert failure.detail == "ValueError: boom \\ud800"
+    assert StageError("boom \ud800").failure("talker/0").detail == "boom \\ud800"
+    assert msgspec.msgpack.encode(failure)

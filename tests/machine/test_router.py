@@ -69,6 +69,10 @@ SMALL = tuple(
 )
 
 
+PREFER = on.Affinity(key="k")
+REQUIRE = on.Affinity(key="k", mode="require")
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Steps that any world may take; a subclass names the deployment."""
 
@@ -157,8 +161,15 @@ class RouterMachine(RuleBasedStateMachine):
             self.tell(on.ChannelClosed(now=self.now, channel=channel))
 
     @precondition(lambda self: self.model.channels)
-    @rule(data=st.data(), priority=st.integers(0, 1), options=st.booleans())
-    def submit(self, data: st.DataObject, priority: int, *, options: bool) -> None:
+    @rule(
+        data=st.data(),
+        priority=st.integers(0, 1),
+        options=st.booleans(),
+        affinity=st.sampled_from((None, None, PREFER, REQUIRE)),
+    )
+    def submit(
+        self, data: st.DataObject, priority: int, affinity: on.Affinity | None, *, options: bool
+    ) -> None:
         """A client asks for all or some outputs of a pipeline, from some of its inputs."""
         pipeline = self.pick(data, self.deployed.pipelines)
         wanted = data.draw(st.sets(st.sampled_from([o.name for o in pipeline.outputs])))
@@ -177,6 +188,7 @@ class RouterMachine(RuleBasedStateMachine):
                 outputs=tuple(sorted(wanted)),
                 options=self.payload() if options else None,
                 priority=priority,
+                affinity=affinity,
             )
         )
 

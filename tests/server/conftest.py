@@ -87,7 +87,9 @@ async def running_server(
     listener = socket.create_server(("127.0.0.1", 0))
     ready = asyncio.Event()
     app = create_app(engine, settings, limits=limits, in_flight=in_flight)
-    http = HttpServer(app, in_flight, settings.drain_timeout_s, ready.set)
+    http = HttpServer(
+        app, in_flight, settings.drain_timeout_s, ready.set, settings.receive_timeout_s
+    )
     host, port = listener.getsockname()
     task = asyncio.get_running_loop().create_task(http.serve([listener]))
     server = Server(f"http://{host}:{port}", engine, http, in_flight, task)

@@ -10,6 +10,7 @@ import wave
 from typing import TYPE_CHECKING, cast
 
 import httpx2
+import msgspec
 import pytest
 
 from stretto.core.graph import Limits
@@ -401,3 +402,22 @@ async def test_a_connection_serves_one_request_after_another(
     for body in ({"input": "Hello"}, {}, {"input": "Hello", "stream": False}, {"input": "Hello"}):
         await client.post(SPEECH, content=json.dumps(body))
     assert len(server.http.server_state.connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\n", b""),
+        (b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{", b"408"),
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_a_request_that_stops_coming_is_not_waited_for(sent: bytes, answer: bytes) -> None:
+    """A silent connection is closed after a bounded pause; half a body is told so."""
+    settings = msgspec.structs.replace(SETTINGS, receive_timeout_s=0.1)
+    async with running_server(settings) as server:
+        reader, writer = await server.connect()
+        writer.write(sent)
+        reply = await in_time(reader.read())
+        assert reply.split(b" ")[1:2] == ([answer] if answer else [])

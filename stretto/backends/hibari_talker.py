@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import math
+import os
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -237,6 +238,8 @@ def _speed(options: Payload) -> float:
 
 
 def _session(path: Path, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+    # Its telemetry would send usage data from the operator's machine, and wake an idle process.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,3 +242,21 @@ def test_phonemes_are_split_within_the_bound_and_none_is_lost(phonemes: str, lim
 def test_phonemes_are_split_at_a_clause_if_there_is_one() -> None:
     """The clause end nearest the middle wins over nearer blanks."""
     assert split_phonemes("a, bb cc dd ee, ff gg", 15) == ["a, bb cc dd ee,", "ff gg"]
+
+
+def test_no_thread_of_the_library_sends_telemetry() -> None:
+    """Loading leaves the process with its own threads only; a background sender would be one more."""
+    program = (
+        "from stretto.backends.hibari_talker import Talker\n"
+        "from pathlib import Path\n"
+        "Talker().load(lambda what, fraction: None)\n"
+        "print(len(list(Path('/proc/self/task').iterdir())))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.stdout == "1\n"

@@ -217,6 +217,18 @@ class TestPool:
         assert pool.pick(used) is home
         assert pool.pick(unused) is other
 
+    def test_a_preferred_replica_that_is_gone_is_replaced(self) -> None:
+        """Required, it is lost instead; a key that nobody has served yet is never lost."""
+        pool = self.pool()
+        home, other = pool.replicas
+        require = Affinity(key="k", mode="require")
+        assert not pool.has_lost(require)
+        pool.remember(require, home)
+        assert not pool.has_lost(require)
+        pool.leave_ready(home, ReplicaPhase.DRAINING, now=0.0)
+        assert pool.pick(Affinity(key="k")) is other
+        assert (pool.has_lost(require), pool.has_lost(Affinity(key="k"))) == (True, False)
+
     def test_slots_of_a_lost_replica_are_counted_out(self) -> None:
         """What it held does not come back as room."""
         pool = self.pool()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from stretto.core import commands as do
@@ -51,6 +53,9 @@ from tests.core.builders import (
     task,
     terminals,
 )
+
+if TYPE_CHECKING:
+    from stretto.core.story import StoryEntry
 
 ONE_SLOT = (
     StageSpec(id=A, slots=1),
@@ -143,6 +148,24 @@ def test_the_story_tells_what_happened() -> None:
     assert router.state_of(R1) is RequestState.DONE
 
 
+def test_the_story_of_a_failure_tells_what_each_stage_had_done() -> None:
+    """The failed stage's words, and how far the others had come when they were told to stop."""
+    router = started(line_of_2())
+    router.feed(submitted(), produced(A), produced(A, 1), failed(B, detail="no such voice"))
+    assert [entry.what for entry in story_of(router)][-3:] == [
+        "b: failed: no such voice",
+        "failed",
+        "a: told to stop after 2 chunks",
+    ]
+
+
+def story_of(router: Checked) -> tuple[StoryEntry, ...]:
+    """Return the first request's story."""
+    story = router.story(R1)
+    assert story is not None
+    return story.entries()
+
+
 def test_stories_of_ended_requests_are_bounded() -> None:
     """The oldest is forgotten."""
     router = started(line_of_2())
@@ -175,7 +198,8 @@ class TestRefusals:
         assert failure.detail == "there is no pipeline 'sing'; this server has: chat, speech"
 
     @pytest.mark.parametrize(
-        ("inputs", "outputs"), [((VOICE,), ()), ((TEXT,), (OutputName("video"),)), ((), ())]
+        ("inputs", "outputs"),
+        [((VOICE,), ()), ((TEXT, VOICE), ()), ((TEXT,), (OutputName("video"),)), ((), ())],
     )
     def test_inputs_and_outputs_that_do_not_connect(
         self, inputs: tuple[InputName, ...], outputs: tuple[OutputName, ...]

@@ -115,6 +115,13 @@ def test_a_task_with_one_input_ended_and_another_absorbed_waits_for_its_source()
     assert failure_at(router, 52.0).where == "a/0#1"
 
 
+def test_absorbing_is_progress() -> None:
+    """B works through what it was fed without making anything yet."""
+    router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
+    router.feed(submitted(), produced(A), produced(A, 1), finished(A), consumed(1, now=9.0))
+    assert failure_at(router, 19.0).where == "b/0#1"
+
+
 def test_credit_begins_a_producers_time_anew() -> None:
     """A could not go on for 50 s; it has its ten seconds from the moment that it can."""
     stages = (StageSpec(id=A, chunk_timeout_s=10.0), StageSpec(id=B, chunk_timeout_s=99.0))

@@ -14,7 +14,7 @@ import msgspec
 
 from stretto.core import events as on
 from stretto.messages import PROTOCOL_VERSION, channel
-from stretto.orchestrator.links import HELLO_TIMEOUT_S
+from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
 from stretto.types import INLINE, ChannelId, Clock, PayloadRef, RequestId, RunId, StageId
 
@@ -71,10 +71,9 @@ class Channels:
         self._epoch = epoch
         self._clock = clock
         self._make_welcome = welcome
-        self._loop = asyncio.get_running_loop()
         self._peers: dict[ChannelId, Peer] = {}
         self._voices: dict[Connection[channel.Up], Peer] = {}
-        self._strangers: dict[Connection[channel.Up], asyncio.TimerHandle] = {}
+        self._strangers = Strangers("channel")
         self._touched: dict[ChannelId, Peer] = {}
         self._closing: dict[Connection[channel.Up], None] = {}
         self._all_closed = asyncio.Event()
@@ -88,11 +87,9 @@ class Channels:
             self._on_frame,
             self._on_closed,
             high_water_bytes=MAX_UNSENT_BYTES,
-            on_full=lambda full: self._refuse(full, "it does not read"),
+            on_full=lambda full: self._strangers.refuse(full, "it does not read"),
         )
-        self._strangers[connection] = self._loop.call_later(
-            HELLO_TIMEOUT_S, self._refuse, connection, "it did not say hello"
-        )
+        self._strangers.arrived(connection)
         return connection
 
     def send(
@@ -125,8 +122,7 @@ class Channels:
 
     def close(self, fatal: Failure | None) -> None:
         """End every channel: what was queued, the fatal message after a crash, and the end."""
-        for stranger in list(self._strangers):
-            self._refuse(stranger, "the orchestrator ends")
+        self._strangers.close()
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             self._voices.pop(peer.connection, None)
@@ -167,9 +163,7 @@ class Channels:
             offset += size
 
     def _on_closed(self, connection: Connection[channel.Up], reason: str) -> None:
-        timer = self._strangers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
+        self._strangers.left(connection)
         if connection in self._closing:
             del self._closing[connection]
             if not self._closing:
@@ -182,22 +176,17 @@ class Channels:
                 on.ChannelClosed(now=self._clock(), channel=peer.name), peer.inbox
             )
 
-    def _refuse(self, connection: Connection[channel.Up], why: str) -> None:
-        timer = self._strangers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
-        log.warning("a connection to the channel socket was dropped: %s", why)
-        connection.abort()
-
     def _welcome(self, connection: Connection[channel.Up], message: channel.Up, now: float) -> bool:
         """Let an API process in; return whether it was one."""
         if not isinstance(message, channel.Hello):
-            self._refuse(connection, "its first message was no hello")
+            self._strangers.refuse(connection, "its first message was no hello")
             return False
         if message.protocol != PROTOCOL_VERSION or message.run != self._run:
-            self._refuse(connection, f"it speaks protocol {message.protocol} for run {message.run}")
+            self._strangers.refuse(
+                connection, f"it speaks protocol {message.protocol} for run {message.run}"
+            )
             return False
-        self._strangers.pop(connection).cancel()
+        self._strangers.left(connection)
         self._counter += 1
         name = ChannelId(f"{self._epoch}.{self._counter}")
         inbox = self._dispatcher.inbox(connection.pause_reading, connection.resume_reading)

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from stretto.core.events import AnyEvent, DeadlinePassed, RequestBroken
+from stretto.core.events import AnyEvent, DeadlinePassed, RequestBroken, payloads_of
 from stretto.errors import InvalidTransition
 from stretto.types import Clock, RequestId, TaskKey
 
@@ -171,7 +171,14 @@ class Dispatcher:
         request = _request_of(event)
         if request is None:
             raise error
-        self.post(RequestBroken(now=event.now, request=request, failure=error.failure()))
+        self.post(
+            RequestBroken(
+                now=event.now,
+                request=request,
+                failure=error.failure(),
+                payloads=payloads_of(event),
+            )
+        )
 
     def _set_timer(self) -> None:
         """Keep one timer at the router's next deadline; none if nothing waits."""

@@ -17,6 +17,7 @@ import msgspec
 from stretto.core import events as on
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.orchestrator.payloads import PayloadTable, owner_of
+from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
 from stretto.types import INLINE, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
 
@@ -29,9 +30,6 @@ log = logging.getLogger("stretto.orchestrator")
 
 GRACE_S = 0.05
 """How long one sign of death waits for the other."""
-
-HELLO_TIMEOUT_S = 10.0
-"""How long an accepted connection may stay silent."""
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """A replica that leaves so much unread does not read at all; windows bound what it could need."""
@@ -112,7 +110,7 @@ class Links:
         self._links: dict[ReplicaId, Link] = {}
         self._owners: dict[str, Link] = {}
         self._voices: dict[Connection[link.Up], Link] = {}
-        self._strangers: dict[Connection[link.Up], asyncio.TimerHandle] = {}
+        self._strangers = Strangers("replica")
         self._touched: dict[ReplicaId, Link] = {}
 
     def expect(self, replica: ReplicaId, nonce: str, owner: str) -> None:
@@ -131,9 +129,7 @@ class Links:
             high_water_bytes=MAX_UNSENT_BYTES,
             on_full=self._on_full,
         )
-        self._strangers[connection] = self._loop.call_later(
-            HELLO_TIMEOUT_S, self._refuse, connection, "it did not say hello"
-        )
+        self._strangers.arrived(connection)
         return connection
 
     def find(self, replica: ReplicaId) -> Link | None:
@@ -188,8 +184,7 @@ class Links:
 
     def close(self) -> None:
         """Close every connection."""
-        for stranger in list(self._strangers):
-            self._refuse(stranger, "the orchestrator ends")
+        self._strangers.close()
         for replica in list(self._links):
             self.forget(replica)
 
@@ -217,9 +212,7 @@ class Links:
             offset += size
 
     def _on_closed(self, connection: Connection[link.Up], reason: str) -> None:
-        timer = self._strangers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
+        self._strangers.left(connection)
         source = self._voices.pop(connection, None)
         if source is not None:
             source.closed_reason = reason
@@ -236,20 +229,15 @@ class Links:
         if source.connection is not None:
             source.connection.abort()
 
-    def _refuse(self, connection: Connection[link.Up], why: str) -> None:
-        timer = self._strangers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
-        log.warning("a connection to the replica socket was refused: %s", why)
-        connection.abort()
-
     def _welcome(self, connection: Connection[link.Up], message: link.Up, now: float) -> bool:
         """Let an expected replica in; return whether it was one."""
         if not isinstance(message, link.Hello):
-            self._refuse(connection, "its first message was no hello")
+            self._strangers.refuse(connection, "its first message was no hello")
             return False
         if message.protocol != PROTOCOL_VERSION or message.run != self._run:
-            self._refuse(connection, f"it speaks protocol {message.protocol} for run {message.run}")
+            self._strangers.refuse(
+                connection, f"it speaks protocol {message.protocol} for run {message.run}"
+            )
             return False
         found = self._links.get(message.replica)
         if (
@@ -257,9 +245,9 @@ class Links:
             or found.connection is not None
             or not hmac.compare_digest(found.nonce.encode(), message.nonce.encode())
         ):
-            self._refuse(connection, f"nobody expects {message.replica} here")
+            self._strangers.refuse(connection, f"nobody expects {message.replica} here")
             return False
-        self._strangers.pop(connection).cancel()
+        self._strangers.left(connection)
         self._voices[connection] = found
         found.connection = connection
         connection.send(link.Welcome(PROTOCOL_VERSION, self._run))

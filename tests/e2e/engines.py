@@ -86,8 +86,9 @@ def process_of(replica: str) -> psutil.Process:
 
 @asynccontextmanager
 async def engine_of(settings: Settings) -> AsyncGenerator[Engine]:
-    """Run an engine; afterwards none of its processes may be left."""
+    """Run an engine with all its replicas; afterwards none of its processes may be left."""
     async with Engine.from_pipeline(settings) as engine:
+        await all_ready(engine)
         tree = psutil.Process().children(recursive=True)
         yield engine
     left = psutil.wait_procs(tree, timeout=5)[1]
@@ -108,6 +109,15 @@ async def state_is(engine: Engine, accepted: Callable[[ReplicaState], bool]) -> 
             return await found
     finally:
         unsubscribe()
+
+
+async def all_ready(engine: Engine) -> None:
+    """Wait until each stage has as many ready replicas as it is meant to have."""
+
+    def is_complete(_: ReplicaState) -> bool:
+        return all(view.ready == view.target for view in engine.readiness.stages)
+
+    await state_is(engine, is_complete)
 
 
 async def all_idle(engine: Engine) -> None:

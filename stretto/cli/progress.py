@@ -9,21 +9,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stretto.core.commands import ReplicaState
+    from stretto.messages.channel import PipelineInfo
     from stretto.types import ReplicaId
 
 READY_TEXT = """\
 ready in {elapsed:.1f} s: {pipelines}
 
   URL      {url}/v1
+{usage}
+
+Ctrl-C stops it."""
+
+SPEECH_TEXT = """\
   curl     curl -N {url}/v1/audio/speech -d '{{"input":"The next voice enters early."}}' | aplay
   python   from openai import OpenAI
            client = OpenAI(base_url="{url}/v1", api_key="none")
            speech = client.audio.speech.create(
                model="tts-1", voice="alloy", input="Hello.", response_format="wav"
            )
-           speech.write_to_file("hello.wav")
+           speech.write_to_file("hello.wav")"""
 
-Ctrl-C stops it."""
+OTHER_TEXT = """\
+  python   none of these pipelines makes audio, and HTTP serves no other kind yet; use stretto.Engine"""
 
 
 class Progress:
@@ -70,11 +77,16 @@ class Progress:
             f"the orchestrator (epoch {epoch}) died: {reason}; requests in flight have failed"
         )
 
-    def ready(self, host: str, port: int, pipelines: Sequence[str], elapsed_s: float) -> None:
+    def ready(
+        self, host: str, port: int, pipelines: Sequence[PipelineInfo], elapsed_s: float
+    ) -> None:
         """Say that requests are served, and how to make one."""
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
         url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-        self.line(READY_TEXT.format(url=url, pipelines=", ".join(pipelines), elapsed=elapsed_s))
+        speaks = any(name == "audio" for each in pipelines for name, _ in each.outputs)
+        usage = SPEECH_TEXT.format(url=url) if speaks else OTHER_TEXT
+        names = ", ".join(each.name for each in pipelines)
+        self.line(READY_TEXT.format(url=url, pipelines=names, usage=usage, elapsed=elapsed_s))
 
 
 def _is_former(known: ReplicaId, now: ReplicaId) -> bool:

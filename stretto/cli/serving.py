@@ -226,8 +226,9 @@ class _Server:
                 self._progress.replica(state)
         if is_first:
             host, port = self._listener.getsockname()[:2]
-            names = [pipeline.name for pipeline in channel.welcome.pipelines]
-            self._progress.ready(host, port, names, time.monotonic() - self._started_at)
+            self._progress.ready(
+                host, port, channel.welcome.pipelines, time.monotonic() - self._started_at
+            )
         else:
             self._progress.line("ready again")
 

@@ -238,7 +238,7 @@ def _speed(options: Payload) -> float:
 
 
 def _session(path: Path, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
-    # Its telemetry would send usage data from the operator's machine, and wake an idle process.
+    # Its telemetry thread wakes an idle process, and nothing about this machine is to leave it.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()

@@ -73,6 +73,13 @@ def test_situation_A10_sigterm_lets_streams_finish_and_leaves_nothing() -> None:
         assert "Traceback" not in server.log
 
 
+def test_a_closed_terminal_drains_like_sigterm() -> None:
+    """SIGHUP ends the server in order."""
+    with serving("scripted") as server:
+        assert server.stop(signal.SIGHUP) == 0
+        server.wait_line("stopping")
+
+
 def test_a_second_signal_stops_at_once() -> None:
     """The first Ctrl-C drains, the second one does not wait: exit code 130."""
     with serving() as server:

@@ -22,7 +22,7 @@ from stretto.cli import exits, http_port
 from stretto.cli.progress import Progress
 from stretto.config.process_specs import ApiSpec
 from stretto.core.graph import validated
-from stretto.engine.channel import Channel
+from stretto.engine.client import EngineClient
 from stretto.errors import ConfigError, EngineDead, StartFailed
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
@@ -197,40 +197,34 @@ class _Server:
 
     async def _watch_engine(self) -> None:
         """Follow each life of the orchestrator: show loading, say when all is ready."""
-        is_first = True
-        while True:
-            channel = await Channel.connect(
-                self._orchestrator.channel_path, run=self._orchestrator.run, name="supervisor"
-            )
-            try:
-                await self._follow(channel, is_first=is_first)
-                is_first = False
-                await channel.closed
-            except StartFailed as error:
-                self._progress.line(f"the engine did not start: {error}")
-                self._end(exits.NOT_STARTED)
-                return
-            except EngineDead:
-                pass  # the supervisor starts the next one, or gives up
-            finally:
-                await channel.aclose()
+        client = EngineClient(
+            self._orchestrator.channel_path, run=self._orchestrator.run, name="supervisor"
+        )
+        client.subscribe(self._progress.replica)
+        client.start()
+        try:
+            await client.wait_ready()
+            await self._api_is_ready.wait()
+            self._tell_ready(client)
+            while client.latest is not None:
+                await asyncio.shield(client.latest.closed)
+                await client.wait_ready()
+                self._progress.line("ready again")
+        except StartFailed as error:
+            self._progress.line(f"the engine did not start: {error}")
+            self._end(exits.NOT_STARTED)
+        except EngineDead:
+            pass  # no further life comes: `_watch_supervisor` knows why
+        finally:
+            await client.aclose()
 
-    async def _follow(self, channel: Channel, *, is_first: bool) -> None:
-        for state in channel.welcome.replicas:
-            self._progress.replica(state)
-        channel.subscribe(self._progress.replica)
-        await channel.wait_ready()
-        await self._api_is_ready.wait()
-        for view in channel.readiness.stages:
+    def _tell_ready(self, client: EngineClient) -> None:
+        for view in client.readiness.stages:
             for state in view.replicas:
                 self._progress.replica(state)
-        if is_first:
-            host, port = self._listener.getsockname()[:2]
-            self._progress.ready(
-                host, port, channel.welcome.pipelines, time.monotonic() - self._started_at
-            )
-        else:
-            self._progress.line("ready again")
+        pipelines = () if client.latest is None else client.latest.welcome.pipelines
+        host, port = self._listener.getsockname()[:2]
+        self._progress.ready(host, port, pipelines, time.monotonic() - self._started_at)
 
     async def _watch_supervisor(self) -> None:
         reason = await self._orchestrator.wait_gave_up()

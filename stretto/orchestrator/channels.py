@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from stretto.core import events as on
-from stretto.messages import PROTOCOL_VERSION, channel
+from stretto.messages import channel
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
 from stretto.types import INLINE, ChannelId, Clock, PayloadRef, RequestId, RunId, StageId
@@ -73,7 +73,7 @@ class Channels:
         self._make_welcome = welcome
         self._peers: dict[ChannelId, Peer] = {}
         self._voices: dict[Connection[channel.Up], Peer] = {}
-        self._strangers = Strangers("channel")
+        self._strangers = Strangers("channel", run)
         self._touched: dict[ChannelId, Peer] = {}
         self._closing: dict[Connection[channel.Up], None] = {}
         self._all_closed = asyncio.Event()
@@ -178,13 +178,8 @@ class Channels:
 
     def _welcome(self, connection: Connection[channel.Up], message: channel.Up, now: float) -> bool:
         """Let an API process in; return whether it was one."""
-        if not isinstance(message, channel.Hello):
-            self._strangers.refuse(connection, "its first message was no hello")
-            return False
-        if message.protocol != PROTOCOL_VERSION or message.run != self._run:
-            self._strangers.refuse(
-                connection, f"it speaks protocol {message.protocol} for run {message.run}"
-            )
+        hello = message if isinstance(message, channel.Hello) else None
+        if not self._strangers.is_ours(connection, hello):
             return False
         self._strangers.left(connection)
         self._counter += 1

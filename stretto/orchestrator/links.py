@@ -110,7 +110,7 @@ class Links:
         self._links: dict[ReplicaId, Link] = {}
         self._owners: dict[str, Link] = {}
         self._voices: dict[Connection[link.Up], Link] = {}
-        self._strangers = Strangers("replica")
+        self._strangers = Strangers("replica", run)
         self._touched: dict[ReplicaId, Link] = {}
 
     def expect(self, replica: ReplicaId, nonce: str, owner: str) -> None:
@@ -231,14 +231,10 @@ class Links:
 
     def _welcome(self, connection: Connection[link.Up], message: link.Up, now: float) -> bool:
         """Let an expected replica in; return whether it was one."""
-        if not isinstance(message, link.Hello):
-            self._strangers.refuse(connection, "its first message was no hello")
+        hello = message if isinstance(message, link.Hello) else None
+        if not self._strangers.is_ours(connection, hello):
             return False
-        if message.protocol != PROTOCOL_VERSION or message.run != self._run:
-            self._strangers.refuse(
-                connection, f"it speaks protocol {message.protocol} for run {message.run}"
-            )
-            return False
+        assert isinstance(message, link.Hello)
         found = self._links.get(message.replica)
         if (
             found is None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stretto.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from stretto.transport.connection import Connection
+    from stretto.types import RunId
 
 log = logging.getLogger("stretto.orchestrator")
 
@@ -15,15 +18,31 @@ HELLO_TIMEOUT_S = 10.0
 """How long an accepted connection may stay silent."""
 
 
+class Hello(Protocol):
+    """What the hellos of links and channels have in common."""
+
+    @property
+    def protocol(self) -> int:
+        """Version of the sender's protocol."""
+        ...
+
+    @property
+    def run(self) -> RunId:
+        """The run that the sender belongs to."""
+        ...
+
+
 class Strangers:
     """The connections of one listening socket between their arrival and their hello.
 
     Args:
         socket: What they have connected to, for log texts.
+        run: The run that a hello must name.
     """
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, run: RunId) -> None:
         self._socket = socket
+        self._run = run
         self._timers: dict[Connection[Any], asyncio.TimerHandle] = {}
 
     def arrived(self, connection: Connection[Any]) -> None:
@@ -31,6 +50,16 @@ class Strangers:
         self._timers[connection] = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self.refuse, connection, "it did not say hello"
         )
+
+    def is_ours(self, connection: Connection[Any], hello: Hello | None) -> bool:
+        """Say whether a first message is a hello for this run; anything else is refused."""
+        if hello is None:
+            self.refuse(connection, "its first message was no hello")
+            return False
+        if hello.protocol != PROTOCOL_VERSION or hello.run != self._run:
+            self.refuse(connection, f"it speaks protocol {hello.protocol} for run {hello.run}")
+            return False
+        return True
 
     def left(self, connection: Connection[Any]) -> None:
         """It is no stranger any more, or gone; one that was none is ignored."""

@@ -95,8 +95,10 @@ async def engine_of(settings: Settings) -> AsyncGenerator[Engine]:
     assert not left, f"left behind: {left}"
 
 
-async def state_is(engine: Engine, accepted: Callable[[ReplicaState], bool]) -> ReplicaState:
-    """Wait for a replica's state that is accepted."""
+def coming(
+    engine: Engine, accepted: Callable[[ReplicaState], bool]
+) -> asyncio.Future[ReplicaState]:
+    """Return a future of the next replica state that is accepted, counting from now."""
     found: asyncio.Future[ReplicaState] = asyncio.get_running_loop().create_future()
 
     def look(state: ReplicaState) -> None:
@@ -104,11 +106,14 @@ async def state_is(engine: Engine, accepted: Callable[[ReplicaState], bool]) -> 
             found.set_result(state)
 
     unsubscribe = engine.subscribe(look)
-    try:
-        async with asyncio.timeout(20):
-            return await found
-    finally:
-        unsubscribe()
+    found.add_done_callback(lambda _: unsubscribe())
+    return found
+
+
+async def in_time(future: asyncio.Future[ReplicaState]) -> ReplicaState:
+    """Wait for a state, with a bound."""
+    async with asyncio.timeout(20):
+        return await future
 
 
 async def all_ready(engine: Engine) -> None:
@@ -117,7 +122,7 @@ async def all_ready(engine: Engine) -> None:
     def is_complete(_: ReplicaState) -> bool:
         return all(view.ready == view.target for view in engine.readiness.stages)
 
-    await state_is(engine, is_complete)
+    await in_time(coming(engine, is_complete))
 
 
 async def all_idle(engine: Engine) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from typing import cast
 
 import msgspec
 import psutil
@@ -24,12 +25,13 @@ from tests.e2e.engines import (
     Heard,
     Script,
     all_idle,
+    coming,
     engine_of,
+    in_time,
     listen,
     nothing_open,
     process_of,
     scripted,
-    state_is,
 )
 
 pytestmark = pytest.mark.e2e
@@ -97,15 +99,18 @@ async def test_situation_C2_survivors_are_exact_and_everything_is_released() -> 
 
 async def test_a_request_that_nobody_has_heard_of_is_repeated() -> None:
     """A death before the first chunk costs the client nothing but time."""
-    script: Script = {"tone": {"first_delay_s": 0.5}, "relay": {}}
     async with engine_of(scripted(Limits(respawn_min_s=0.01))) as engine:
-        heard = Heard()
-        running = asyncio.create_task(listen(engine, "hi", script, heard))
-        dead = asyncio.create_task(state_is(engine, lambda state: state.state == "dead"))
-        await asyncio.sleep(0.1)
-        process_of("tone/0").kill()
-        assert (await dead).replica.stage == "tone"
-        assert_whole(await running, "hi")
+        victim = process_of("tone/0")
+        victim.suspend()
+        stream = engine.generate(text="hi")
+        # The second request passes the relay after the first one: when it has failed there, the
+        # first one's chunk has been dispatched to the suspended replica.
+        assert isinstance((await listen(engine, "x", {"relay": {"fail_at": 0}})).error, StageError)
+        victim.kill()
+        audio = b"".join([bytes(cast("bytes", c.values.get("audio", b""))) async for c in stream])
+        assert_whole(Heard(audio), "hi")
+        assert stream.timings is not None
+        assert [stage.attempts for stage in stream.timings.stages] == [1, 2]
 
 
 async def test_a_death_is_noticed_within_milliseconds() -> None:
@@ -113,12 +118,11 @@ async def test_a_death_is_noticed_within_milliseconds() -> None:
     async with engine_of(scripted(Limits(respawn_min_s=0.01))) as engine:
         delays: list[float] = []
         for _ in range(5):
-            dead = asyncio.create_task(state_is(engine, lambda state: state.state == "dead"))
-            await asyncio.sleep(0)
+            dead = coming(engine, lambda state: state.state == "dead")
             victim = process_of("tone/0")
             killed_at = time.monotonic()
             victim.kill()
-            await dead
+            await in_time(dead)
             delays.append(time.monotonic() - killed_at)
             await all_idle(engine)
             await listen(engine, "work between deaths keeps the breaker closed")

@@ -292,3 +292,17 @@ def test_an_event_log_that_cannot_be_written_is_a_configuration_error() -> None:
     assert done.returncode == 2
     assert "event_log" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_orchestrator_that_keeps_dying_ends_the_server_in_words() -> None:
+    """The fifth death in a minute is the last one: exit code 3, the reason, and no traceback."""
+    with serving("scripted") as server:
+        killed: set[int] = set()
+        while server.process.poll() is None and len(killed) < 5:
+            for process in server.processes("run_orchestrator"):
+                if process.pid not in killed:
+                    killed.add(process.pid)
+                    process.kill()
+        assert server.process.wait(10) == 3
+        server.wait_line("kept dying")
+        assert "Traceback" not in server.log

@@ -12,7 +12,9 @@ def main() -> int:
     line = read_spec_line()
     exit_with_parent()
 
+    import asyncio
     import logging
+    import signal
 
     import msgspec
     import uvloop
@@ -25,7 +27,9 @@ def main() -> int:
     spec = msgspec.json.decode(line, type=OrchestratorSpec)
 
     async def run() -> int:
-        return await Orchestrator(spec, LocalLauncher()).run()
+        orchestrator = Orchestrator(spec, LocalLauncher())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, orchestrator.shut_down)
+        return await orchestrator.run()
 
     return uvloop.run(run())
 

@@ -16,6 +16,7 @@ A channel belongs to the event loop on which it was made.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from stretto.messages import PROTOCOL_VERSION
 from stretto.messages import channel as wire
 from stretto.transport.connection import Connection, connect_unix
 from stretto.transport.frames import FrameError
+from stretto.transport.local import ChannelEnd, LocalConnection, LocalListener
 from stretto.types import (
     INLINE,
     InputName,
@@ -49,7 +51,12 @@ from stretto.types import (
 if TYPE_CHECKING:
     from stretto.core.events import Affinity
 
+log = logging.getLogger("stretto.engine")
+
 ReplicaCallback = Callable[[ReplicaState], None]
+
+Address = str | LocalListener[wire.Up, wire.Down]
+"""Where an orchestrator is reached: the path of its channel socket, or its thread in this process."""
 
 CRASHED = "engine_crashed"
 """Code of an `EngineDead` whose end came without notice: a successor may follow."""
@@ -97,7 +104,7 @@ class Channel:
     def __init__(self, window: Window) -> None:
         self._loop = asyncio.get_running_loop()
         self._window = window
-        self._connection: Connection[wire.Down] | None = None
+        self._connection: ChannelEnd | None = None
         self._welcome: asyncio.Future[wire.Welcome] = self._loop.create_future()
         self.closed: asyncio.Future[EngineDead] = self._loop.create_future()
         self._death: EngineDead | None = None
@@ -116,14 +123,14 @@ class Channel:
 
     @classmethod
     async def connect(
-        cls, path: str, *, run: RunId, name: str, limits: Limits | None = None
+        cls, address: Address, *, run: RunId, name: str, limits: Limits | None = None
     ) -> Channel:
         """Connect to an orchestrator and wait until it has answered.
 
         An orchestrator that does not run yet is waited for, as long as its socket listens.
 
         Args:
-            path: The channel socket.
+            address: The channel socket's path, or the orchestrator's listener in this process.
             run: The run that the orchestrator must belong to.
             name: Who this is, for people.
             limits: The deployment's limits; only the client's window is read.
@@ -135,9 +142,10 @@ class Channel:
         bounds = limits or Limits()
         self = cls(Window(bounds.client_window_chunks, bounds.client_window_bytes))
         try:
-            connection = await connect_unix(path, self._make_connection)
+            connection = await self._dial(address)
         except OSError as error:
-            detail = f"No engine listens at {path}: {error.strerror or error}."
+            place = f" at {address}" if isinstance(address, str) else ""
+            detail = f"No engine listens{place}: {error.strerror or error}."
             raise EngineDead(detail, code=ABSENT) from error
         self._connection = connection
         connection.send(wire.Hello(protocol=PROTOCOL_VERSION, run=run, pid=os.getpid(), name=name))
@@ -319,11 +327,18 @@ class Channel:
 
     # ---- what the connection calls
 
+    async def _dial(self, address: Address) -> ChannelEnd:
+        if isinstance(address, str):
+            return await connect_unix(address, self._make_connection)
+        connection = LocalConnection(self._on_frame, self._on_closed, is_checked=True)
+        address.connect(connection)
+        return connection
+
     def _make_connection(self) -> Connection[wire.Down]:
         return Connection(msgspec.msgpack.Decoder(list[wire.Down]), self._on_frame, self._on_closed)
 
     def _on_frame(
-        self, connection: Connection[wire.Down], messages: list[wire.Down], body: memoryview
+        self, connection: ChannelEnd, messages: list[wire.Down], body: memoryview
     ) -> None:
         del connection
         start = 0
@@ -367,7 +382,7 @@ class Channel:
             case _:
                 assert_never(message)
 
-    def _on_closed(self, connection: Connection[wire.Down], reason: str) -> None:
+    def _on_closed(self, connection: ChannelEnd, reason: str) -> None:
         del connection
         self._die(
             f"The engine has crashed: its connection ended without notice ({reason}).", CRASHED
@@ -425,22 +440,38 @@ class Channel:
         """End everything that waits, in this turn. Only the first reason counts."""
         if self._death is not None:
             return
-        death = self._death = EngineDead(detail, code=code)
+        self._death = EngineDead(detail, code=code)
+        # Each under a guard of its own: whatever one of them meets, nobody else goes on waiting.
+        for end in (self._end_streams, self._end_answers, self._end_welcome, self._wake):
+            try:
+                end()
+            except Exception:
+                log.exception("the end of a channel was not told to everybody")
+        if not self.closed.done():
+            self.closed.set_result(self._death)
+
+    def _end_streams(self) -> None:
         inboxes, self._inboxes = self._inboxes, {}
-        for inbox in inboxes.values():
-            inbox.end(EngineDead(detail, code=code))
         self._abandoned.clear()
+        for inbox in inboxes.values():
+            inbox.end(self._dead())
+
+    def _end_answers(self) -> None:
         answers, self._acknowledgements = self._acknowledgements, {}
         for answer in answers.values():
             if not answer.done():
-                answer.set_exception(EngineDead(detail, code=code))
+                answer.set_exception(self._dead())
                 answer.exception()  # the one who asked may have been cancelled
+
+    def _end_welcome(self) -> None:
         if not self._welcome.done():
-            self._welcome.set_exception(death)
+            self._welcome.set_exception(self._dead())
             self._welcome.exception()
-        if not self.closed.done():
-            self.closed.set_result(death)
-        self._wake()
+
+    def _dead(self) -> EngineDead:
+        """Return the end as an error; each waiter gets its own."""
+        assert self._death is not None
+        return EngineDead(self._death.detail, code=self._death.code)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -453,7 +484,7 @@ class Channel:
                 code="wrong_event_loop",
             )
         if self._death is not None:
-            raise EngineDead(self._death.detail, code=self._death.code)
+            raise self._dead()
 
     def _send(self, message: wire.Up, body: bytes | None = None) -> None:
         if self._connection is not None:

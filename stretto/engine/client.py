@@ -12,7 +12,7 @@ import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from stretto.engine.channel import ABSENT, Channel, ReplicaCallback
+from stretto.engine.channel import ABSENT, Address, Channel, ReplicaCallback
 from stretto.engine.readiness import Readiness
 from stretto.errors import EngineDead
 
@@ -40,14 +40,16 @@ class EngineClient:
     """Keeps a channel to whatever life of the orchestrator there is.
 
     Args:
-        path: The channel socket.
+        address: The channel socket's path, or the orchestrator's listener in this process.
         run: The run that the orchestrator must belong to.
         name: Who this is, for people.
         limits: The deployment's limits.
     """
 
-    def __init__(self, path: str, *, run: RunId, name: str, limits: Limits | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, address: Address, *, run: RunId, name: str, limits: Limits | None = None
+    ) -> None:
+        self._address = address
         self._run = run
         self._name = name
         self._limits = limits
@@ -146,7 +148,7 @@ class EngineClient:
         while True:
             try:
                 channel = await Channel.connect(
-                    self._path, run=self._run, name=self._name, limits=self._limits
+                    self._address, run=self._run, name=self._name, limits=self._limits
                 )
             except EngineDead as death:
                 hang_ups += 1

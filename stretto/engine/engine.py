@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from stretto.config.settings import Settings
 from stretto.engine.client import EngineClient, EngineState
@@ -87,12 +87,15 @@ class Engine:
         cls,
         pipeline: str | os.PathLike[str] | Settings,
         *,
+        topology: Literal["process", "thread"] = "process",
         environ: Mapping[str, str] | None = None,
     ) -> Engine:
-        """Return an engine with an orchestrator and replicas of its own, in child processes.
+        """Return an engine with an orchestrator of its own, and with replicas in child processes.
 
         Args:
             pipeline: A built-in name, the path of a YAML file, or settings.
+            topology: Where the orchestrator runs: in a child process, which a busy program does not
+                delay, or in a thread of this process with a loop of its own. Nothing else differs.
             environ: Where `STRETTO_*` variables are read; by default this process's environment.
 
         Raises:
@@ -101,11 +104,17 @@ class Engine:
         from stretto.launch.supervisor import OrchestratorSupervisor  # noqa: PLC0415 - owners only
 
         settings = _settings(pipeline, os.environ if environ is None else environ)
-        owner = OrchestratorSupervisor(settings)
         limits = settings.orchestrator.limits
+        if topology == "thread":
+            from stretto.engine.thread import in_thread  # noqa: PLC0415 - owners only
+
+            owner, listener = in_thread(settings)
+        else:
+            owner, listener = OrchestratorSupervisor(settings), None
 
         def make_client() -> EngineClient:
-            return EngineClient(owner.channel_path, run=owner.run, name="engine", limits=limits)
+            address = owner.channel_path if listener is None else listener
+            return EngineClient(address, run=owner.run, name="engine", limits=limits)
 
         return cls(make_client, owner)
 

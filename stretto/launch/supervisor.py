@@ -1,4 +1,4 @@
-"""Owns the orchestrator process: its directories, its listening socket, and its next life.
+"""Owns the orchestrator: its directories, its listening socket, and its next life.
 
 Each life is an *epoch*. All epochs share the listening socket, so a client that connects between
 two of them waits in the backlog and is served by the next one. Each epoch has a directory for payload
@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -34,8 +34,54 @@ KILL_GRACE_S = 2.0
 """How much longer than its drain time an orchestrator may take to end."""
 
 
+class Life(Protocol):
+    """A running or ended orchestrator; `ChildProcess` is one."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it has one of its own."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end is still to be told."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once. An ended one is left alone."""
+        ...
+
+    async def wait(self) -> str:
+        """Wait until it has ended and its end was told; return the reason."""
+        ...
+
+
+def start_process(
+    spec: OrchestratorSpec,
+    on_exit: Callable[[str], None],
+    command: Sequence[str] = ORCHESTRATOR_COMMAND,
+) -> Life:
+    """Start an orchestrator as a child process.
+
+    Args:
+        spec: What it is told.
+        on_exit: Called once on the running loop with the reason of its end.
+        command: The program.
+
+    Raises:
+        OSError: The process can't be started.
+    """
+    return ChildProcess(
+        command, msgspec.json.encode(spec), on_exit=on_exit, pass_fds=[spec.channel_fd]
+    )
+
+
 class OrchestratorSupervisor:
-    """Runs the orchestrator process of one deployment until it is stopped or gives up.
+    """Runs the orchestrator of one deployment, one life after the other, until stopped or given up.
 
     Attributes:
         run: The run's identity.
@@ -48,16 +94,18 @@ class OrchestratorSupervisor:
         *,
         on_epoch: Callable[[int], None] | None = None,
         on_death: Callable[[int, str], None] | None = None,
-        command: Sequence[str] = ORCHESTRATOR_COMMAND,
+        on_release: Callable[[], None] | None = None,
+        start_life: Callable[[OrchestratorSpec, Callable[[str], None]], Life] = start_process,
         restarts: Restarts | None = None,
     ) -> None:
         """Prepare; nothing is created or started.
 
         Args:
             settings: The deployment. `orchestrator.restart` says whether a death has a successor.
-            on_epoch: Called on the loop when an epoch's process has been started.
+            on_epoch: Called on the loop when an epoch has been started.
             on_death: Called on the loop with the number and the reason when an epoch ended unasked.
-            command: The orchestrator program.
+            on_release: Called when no epoch will follow. May be called twice.
+            start_life: Starts an epoch; see `start_process`.
             restarts: The back-off and the breaker.
         """
         self.run = RunId(secrets.token_hex(6))
@@ -65,12 +113,13 @@ class OrchestratorSupervisor:
         self._settings = settings
         self._on_epoch = on_epoch
         self._on_death = on_death
-        self._command = command
+        self._on_release = on_release
+        self._start_life = start_life
         self._restarts = restarts if restarts is not None else Restarts()
         self._run_directory: RunDirectory | None = None
         self._payloads: RunDirectory | None = None
         self._listener: socket.socket | None = None
-        self._child: ChildProcess | None = None
+        self._life: Life | None = None
         self._started_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._gave_up: asyncio.Future[str] | None = None
@@ -84,8 +133,8 @@ class OrchestratorSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the running epoch."""
-        return self._child.pid if self._child is not None and self._child.is_running else None
+        """Return the process id of the running epoch, if it is a process."""
+        return self._life.pid if self._life is not None and self._life.is_running else None
 
     def start(self) -> None:
         """Create the directories and the socket, then start the first epoch.
@@ -121,23 +170,23 @@ class OrchestratorSupervisor:
         if self._is_stopping:
             self.kill()
         self._end_supervision()
-        child = self._child
+        life = self._life
         try:
-            if child is not None and child.is_running:
-                child.terminate()
-                await asyncio.wait_for(child.wait(), drain_s + KILL_GRACE_S)
+            if life is not None and life.is_running:
+                life.terminate()
+                await asyncio.wait_for(life.wait(), drain_s + KILL_GRACE_S)
         except TimeoutError:
             self.kill()
-            if child is not None:
-                await child.wait()
+            if life is not None:
+                await life.wait()
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process group at once and remove the directories. May be called twice."""
+        """End everything at once and remove the directories. May be called twice."""
         self._end_supervision()
-        if self._child is not None:
-            self._child.kill()
+        if self._life is not None:
+            self._life.kill()
         self._release()
 
     def _end_supervision(self) -> None:
@@ -159,12 +208,7 @@ class OrchestratorSupervisor:
             settings=self._settings,
         )
         self._started_at = time.monotonic()
-        self._child = ChildProcess(
-            self._command,
-            msgspec.json.encode(spec),
-            on_exit=self._on_exit,
-            pass_fds=[self._listener.fileno()],
-        )
+        self._life = self._start_life(spec, self._on_exit)
         if self._on_epoch is not None:
             self._on_epoch(self.epoch)
 
@@ -210,6 +254,8 @@ class OrchestratorSupervisor:
         """Close the socket, which refuses who waits in its backlog, and remove the directories."""
         if self._listener is not None:
             self._listener.close()
+        if self._on_release is not None:
+            self._on_release()
         for directory in (self._payloads, self._run_directory):
             if directory is not None:
                 directory.close()

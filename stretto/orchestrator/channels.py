@@ -16,6 +16,7 @@ from stretto.core import events as on
 from stretto.messages import channel
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
+from stretto.transport.local import ChannelEnd, LocalConnection
 from stretto.types import INLINE, ChannelId, Clock, PayloadRef, RequestId, RunId, StageId
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ DECODER = msgspec.msgpack.Decoder(list[channel.Up])
 class Peer:
     """One API process that has said hello."""
 
-    def __init__(self, name: ChannelId, connection: Connection[channel.Up], inbox: Inbox) -> None:
+    def __init__(self, name: ChannelId, connection: ChannelEnd, inbox: Inbox) -> None:
         self.name = name
         self.connection = connection
         self.inbox = inbox
@@ -72,10 +73,10 @@ class Channels:
         self._clock = clock
         self._make_welcome = welcome
         self._peers: dict[ChannelId, Peer] = {}
-        self._voices: dict[Connection[channel.Up], Peer] = {}
+        self._voices: dict[ChannelEnd, Peer] = {}
         self._strangers = Strangers("channel", run)
         self._touched: dict[ChannelId, Peer] = {}
-        self._closing: dict[Connection[channel.Up], None] = {}
+        self._closing: dict[ChannelEnd, None] = {}
         self._all_closed = asyncio.Event()
         self._facts: dict[StageId, StageFacts] = {}
         self._counter = 0
@@ -84,6 +85,17 @@ class Channels:
         """Return the protocol for a new connection; it must say hello in time."""
         connection = Connection(
             DECODER,
+            self._on_frame,
+            self._on_closed,
+            high_water_bytes=MAX_UNSENT_BYTES,
+            on_full=lambda full: self._strangers.refuse(full, "it does not read"),
+        )
+        self._strangers.arrived(connection)
+        return connection
+
+    def accept_local(self) -> LocalConnection[channel.Up]:
+        """Return the end of a new connection from this process; it must say hello in time."""
+        connection: LocalConnection[channel.Up] = LocalConnection(
             self._on_frame,
             self._on_closed,
             high_water_bytes=MAX_UNSENT_BYTES,
@@ -127,10 +139,11 @@ class Channels:
         for peer in peers.values():
             self._voices.pop(peer.connection, None)
             self._closing[peer.connection] = None
+        for peer in peers.values():
             if fatal is not None:
-                peer.connection.send(channel.Fatal(fatal))
-            peer.connection.send(channel.Closing())
-            peer.connection.close()
+                _guarded(peer.connection.send, channel.Fatal(fatal))
+            _guarded(peer.connection.send, channel.Closing())
+            _guarded(peer.connection.close)
         if not self._closing:
             self._all_closed.set()
 
@@ -146,7 +159,7 @@ class Channels:
     # ------------------------------------------------------------------ what a connection reports
 
     def _on_frame(
-        self, connection: Connection[channel.Up], messages: list[channel.Up], body: memoryview
+        self, connection: ChannelEnd, messages: list[channel.Up], body: memoryview
     ) -> None:
         now = self._clock()
         offset = 0
@@ -162,7 +175,7 @@ class Channels:
             )
             offset += size
 
-    def _on_closed(self, connection: Connection[channel.Up], reason: str) -> None:
+    def _on_closed(self, connection: ChannelEnd, reason: str) -> None:
         self._strangers.left(connection)
         if connection in self._closing:
             del self._closing[connection]
@@ -176,7 +189,7 @@ class Channels:
                 on.ChannelClosed(now=self._clock(), channel=peer.name), peer.inbox
             )
 
-    def _welcome(self, connection: Connection[channel.Up], message: channel.Up, now: float) -> bool:
+    def _welcome(self, connection: ChannelEnd, message: channel.Up, now: float) -> bool:
         """Let an API process in; return whether it was one."""
         hello = message if isinstance(message, channel.Hello) else None
         if not self._strangers.is_ours(connection, hello):
@@ -261,6 +274,14 @@ class Channels:
         self._voices.pop(peer.connection, None)
         peer.connection.abort()
         return on.ChannelClosed(now=now, channel=peer.name)
+
+
+def _guarded(step: Callable[..., object], *arguments: object) -> None:
+    """Take one step of the end; whatever it meets, the other steps, and the other channels, follow."""
+    try:
+        step(*arguments)
+    except Exception:
+        log.exception("a channel was not closed in order")
 
 
 def _request_id(peer: Peer, number: int) -> RequestId:

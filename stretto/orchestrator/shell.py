@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from stretto.transport.connection import serve_unix
 if TYPE_CHECKING:
     from stretto.config.process_specs import OrchestratorSpec
     from stretto.core.commands import AnyCommand
+    from stretto.transport.local import LocalListener
     from stretto.types import ChannelId, Launcher
 
 log = logging.getLogger("stretto.orchestrator")
@@ -37,15 +37,22 @@ class Orchestrator:
     """One life (epoch) of the orchestrator; create it on its loop, then `await run()`.
 
     Args:
-        spec: What this process was told.
+        spec: What this process, or this thread, was told.
         launcher: Starts and kills replica processes.
+        listener: Where clients in this process connect, beside those who use the socket.
 
     Raises:
         ConfigError: The deployment is unsound.
     """
 
-    def __init__(self, spec: OrchestratorSpec, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        spec: OrchestratorSpec,
+        launcher: Launcher,
+        listener: LocalListener[channel.Up, channel.Down] | None = None,
+    ) -> None:
         self._spec = spec
+        self._listener = listener
         self._launcher = launcher
         self._router = Router(spec.settings.deployment())
         self._ended: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
@@ -82,18 +89,22 @@ class Orchestrator:
     async def run(self) -> int:
         """Serve until a shutdown was asked for or the router breaks; return the exit code.
 
-        The order at the end: channels hear the last word, processes are killed, sockets closed.
+        The order at the end: channels hear the last word, processes are killed, sockets closed. Whatever
+        else ends it, cancellation included, is a crash: channels hear that first.
         """
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.shut_down)
         replicas = await serve_unix(self._replica_path, self._links.accept)
         channels = await serve_unix(
             socket.socket(fileno=self._spec.channel_fd), self._channels.accept
         )
         log.debug("epoch %d listens at %s", self._spec.epoch, self._replica_path)
         try:
+            if self._listener is not None:
+                self._listener.serve(self._channels.accept_local)
             self._dispatcher.post(on.EngineStarted(now=time.monotonic()))
             fatal = await self._ended
+        except BaseException as error:
+            self._crashed(error)
+            raise
         finally:
             self._dispatcher.stop()
             replicas.close()
@@ -103,7 +114,6 @@ class Orchestrator:
             await self._channels.wait_closed(LAST_WORDS_S)
             if self._event_log is not None:
                 self._event_log.close()
-            loop.remove_signal_handler(signal.SIGTERM)
         return 0 if fatal is None else 1
 
     def shut_down(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stretto.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
-    from stretto.transport.connection import Connection
+    from stretto.transport.local import ChannelEnd
     from stretto.types import RunId
 
 log = logging.getLogger("stretto.orchestrator")
@@ -43,15 +43,15 @@ class Strangers:
     def __init__(self, socket: str, run: RunId) -> None:
         self._socket = socket
         self._run = run
-        self._timers: dict[Connection[Any], asyncio.TimerHandle] = {}
+        self._timers: dict[ChannelEnd, asyncio.TimerHandle] = {}
 
-    def arrived(self, connection: Connection[Any]) -> None:
+    def arrived(self, connection: ChannelEnd) -> None:
         """Wait for its hello."""
         self._timers[connection] = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self.refuse, connection, "it did not say hello"
         )
 
-    def is_ours(self, connection: Connection[Any], hello: Hello | None) -> bool:
+    def is_ours(self, connection: ChannelEnd, hello: Hello | None) -> bool:
         """Say whether a first message is a hello for this run; anything else is refused."""
         if hello is None:
             self.refuse(connection, "its first message was no hello")
@@ -61,13 +61,13 @@ class Strangers:
             return False
         return True
 
-    def left(self, connection: Connection[Any]) -> None:
+    def left(self, connection: ChannelEnd) -> None:
         """It is no stranger any more, or gone; one that was none is ignored."""
         timer = self._timers.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
-    def refuse(self, connection: Connection[Any], why: str) -> None:
+    def refuse(self, connection: ChannelEnd, why: str) -> None:
         """Hang up on it."""
         self.left(connection)
         log.warning("a connection to the %s socket was refused: %s", self._socket, why)

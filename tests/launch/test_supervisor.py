@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from stretto.config.loading import load_settings
 from stretto.launch import supervisor as module
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
-from stretto.launch.supervisor import OrchestratorSupervisor
+from stretto.launch.supervisor import Life, OrchestratorSupervisor, start_process
 from stretto.transport.listening import socket_base
 from stretto.transport.run_directory import SHARED_MEMORY_BASE
 from tests.launch.processes import (
@@ -33,8 +34,9 @@ from tests.launch.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from stretto.config.process_specs import OrchestratorSpec
     from stretto.config.settings import Settings
 
 STAND_IN = """
@@ -54,6 +56,11 @@ STAND_IN = """
             client.sendall(f"{grandchild.pid}\\n".encode())
         client.close()
 """
+
+
+def life(command: Sequence[str]) -> Callable[[OrchestratorSpec, Callable[[str], None]], Life]:
+    """Return what starts a stand-in."""
+    return partial(start_process, command=command)
 
 
 def quick_restarts() -> Restarts:
@@ -110,7 +117,7 @@ async def supervisor() -> AsyncIterator[OrchestratorSupervisor]:
     """A running supervisor with a quick back-off; after the test nothing of it may be left."""
     before = open_descriptors()
     supervisor = OrchestratorSupervisor(
-        settings(), command=python(STAND_IN), restarts=quick_restarts()
+        settings(), start_life=life(python(STAND_IN)), restarts=quick_restarts()
     )
     supervisor.start()
     yield supervisor
@@ -142,7 +149,7 @@ async def test_a_client_that_comes_between_two_epochs_is_served_by_the_next() ->
 
     supervisor = OrchestratorSupervisor(
         settings(),
-        command=python(STAND_IN),
+        start_life=life(python(STAND_IN)),
         restarts=quick_restarts(),
         on_epoch=epochs.append,
         on_death=on_death,
@@ -185,7 +192,7 @@ async def test_an_orchestrator_that_keeps_dying_is_given_up() -> None:
     deaths: list[int] = []
     supervisor = OrchestratorSupervisor(
         settings(),
-        command=python("sys.exit(1)"),
+        start_life=life(python("sys.exit(1)")),
         restarts=quick_restarts(),
         on_death=lambda epoch, _: deaths.append(epoch),
     )
@@ -208,7 +215,7 @@ async def test_an_orchestrator_that_keeps_dying_is_given_up() -> None:
 
 async def test_without_restart_the_first_death_is_the_last() -> None:
     """`restart: false` gives up at once."""
-    supervisor = OrchestratorSupervisor(settings(restart=False), command=python(STAND_IN))
+    supervisor = OrchestratorSupervisor(settings(restart=False), start_life=life(python(STAND_IN)))
     supervisor.start()
     await ask(supervisor.channel_path, "die")
     async with asyncio.timeout(WAIT_S):
@@ -219,7 +226,7 @@ async def test_without_restart_the_first_death_is_the_last() -> None:
 async def test_a_first_start_that_fails_leaves_nothing() -> None:
     """A missing program is an error of `start`, not a death."""
     before = open_descriptors()
-    supervisor = OrchestratorSupervisor(settings(), command=["/nonexistent"])
+    supervisor = OrchestratorSupervisor(settings(), start_life=life(["/nonexistent"]))
     with pytest.raises(FileNotFoundError):
         supervisor.start()
     assert traces(supervisor.run) == []
@@ -239,7 +246,7 @@ async def test_a_stop_lets_the_orchestrator_drain(capfd: pytest.CaptureFixture[s
     """
     supervisor = OrchestratorSupervisor(
         settings(),
-        command=python(dedent(drain) + dedent(STAND_IN)),
+        start_life=life(python(dedent(drain) + dedent(STAND_IN))),
         on_death=lambda _, reason: deaths.append(reason),
     )
     supervisor.start()
@@ -256,7 +263,7 @@ async def test_a_stubborn_orchestrator_is_killed_in_bounded_time(
 ) -> None:
     """Who ignores SIGTERM is killed with its group: after the grace, or at once if asked twice."""
     monkeypatch.setattr(module, "KILL_GRACE_S", 0.1 if ending == "stop" else 60.0)
-    supervisor = OrchestratorSupervisor(settings(), command=python(STAND_IN))
+    supervisor = OrchestratorSupervisor(settings(), start_life=life(python(STAND_IN)))
     supervisor.start()
     answer = await ask(supervisor.channel_path, "be stubborn")
     async with asyncio.timeout(WAIT_S):
@@ -287,7 +294,10 @@ async def test_a_kill_after_a_death_starts_nothing_more(moment: str) -> None:
             supervisor.kill()
 
     supervisor = OrchestratorSupervisor(
-        settings(), command=python(STAND_IN), restarts=Restarts(first_s=0.0), on_death=on_death
+        settings(),
+        start_life=life(python(STAND_IN)),
+        restarts=Restarts(first_s=0.0),
+        on_death=on_death,
     )
     supervisor.start()
     await ask(supervisor.channel_path, "die")
@@ -302,12 +312,15 @@ async def test_a_killed_owner_takes_its_orchestrator_along_and_is_cleaned_up_aft
     """SIGKILL of the owner leaves no process; the directories go with the next start."""
     owner_code = """
         import asyncio
+        from functools import partial
         from stretto.config.loading import load_settings
-        from stretto.launch.supervisor import OrchestratorSupervisor
+        from stretto.launch.supervisor import OrchestratorSupervisor, start_process
 
         async def main():
             settings = load_settings(["scripted"], environ={{}})
-            supervisor = OrchestratorSupervisor(settings, command={command!r})
+            supervisor = OrchestratorSupervisor(
+                settings, start_life=partial(start_process, command={command!r})
+            )
             supervisor.start()
             print(supervisor.pid, supervisor.run, flush=True)
             await supervisor.wait_gave_up()
@@ -324,7 +337,7 @@ async def test_a_killed_owner_takes_its_orchestrator_along_and_is_cleaned_up_aft
     await wait_gone(int(pid))
     await owner.wait()
     assert len(traces(run)) == 2
-    successor = OrchestratorSupervisor(settings(), command=python(STAND_IN))
+    successor = OrchestratorSupervisor(settings(), start_life=life(python(STAND_IN)))
     successor.start()
     await successor.stop(0.0)
     assert traces(run) == []

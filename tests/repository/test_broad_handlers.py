@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
+    "engine/channel.py:Channel._die": "one waiter that can't be told must not keep another waiting",
+    "engine/thread.py:OrchestratorThread._main": "the top of the thread: its end is told at home",
+    "orchestrator/channels.py:_guarded": "a step of the end that fails must not skip the others",
     "orchestrator/dispatcher.py:Dispatcher._turn": "the router's state is unknown: the engine ends",
     "replica/compute.py:ComputeThread.submit.run": "the loop must learn of whatever ended the call",
     "replica/compute.py:attempt": "whatever a backend raises fails its task only",

@@ -336,10 +336,10 @@ class HandOff(Generic[T]):
                 number -= 1
 
     def _stop_waiting(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-        if waiter.cancelled():
+        with contextlib.suppress(ValueError):  # it was told to look, at the same moment
             self._waiters.remove(waiter)
-        elif self._items:  # it was told to look: somebody else shall
-            loop.call_soon(self._wake_waiters)
+        if self._items:
+            loop.call_soon(self._wake_waiters)  # somebody else shall look
 
     async def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let the loop turn once: a producer that keeps up must not stop everything else."""

@@ -195,8 +195,13 @@ class LocalConnection(Generic[InT]):
         assert self._incoming is not None
         for frame in frames:
             self._incoming.taken_bytes += frame.size_bytes
-            if self._reason is None:
+            if self._reason is not None:
+                return
+            try:
                 self._on_frame(self, frame.messages, memoryview(b"".join(frame.bodies)))
+            except BaseException:
+                self._end("this side failed on a message")
+                raise
 
     def _other_has_closed(self) -> None:
         self._end("end of stream")

@@ -1,4 +1,4 @@
-"""A channel between a client and a fake orchestrator, on a real Unix socket."""
+"""A channel between a client and a fake orchestrator, over real connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from stretto.core.graph import Limits
-from stretto.engine.channel import Channel
+from stretto.engine.channel import Address, Channel
+from stretto.transport.local import LocalListener
 from stretto.types import RunId
 from tests.support.fake_orchestrator import FakeOrchestrator, FakePeer
 
@@ -38,20 +39,26 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def orchestrator(path: str) -> AsyncIterator[FakeOrchestrator]:
-    """A fake orchestrator that accepts clients."""
+    """A fake orchestrator that accepts clients on a socket."""
     fake = FakeOrchestrator()
     await fake.start(path)
     yield fake
     await fake.stop()
 
 
-@pytest.fixture
+@pytest.fixture(params=["process", "thread"])
 async def pair(
-    path: str, orchestrator: FakeOrchestrator
+    request: pytest.FixtureRequest, path: str
 ) -> AsyncIterator[tuple[Channel, FakePeer]]:
-    """A connected channel and its other end."""
-    connecting = asyncio.ensure_future(Channel.connect(path, run=RUN, name="test", limits=WINDOW))
-    peer = await orchestrator.accept()
+    """A connected channel and its other end, over each kind of connection."""
+    fake = FakeOrchestrator()
+    address: Address = path if request.param == "process" else LocalListener()
+    await fake.start(address)
+    connecting = asyncio.ensure_future(
+        Channel.connect(address, run=RUN, name="test", limits=WINDOW)
+    )
+    peer = await fake.accept()
     channel = await connecting
     yield channel, peer
     await channel.aclose()
+    await fake.stop()

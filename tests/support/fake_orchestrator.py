@@ -1,4 +1,4 @@
-"""An orchestrator's end of the channel, played by a test: a real server on a real Unix socket.
+"""An orchestrator's end of the channel, played by a test: a real server on a real connection.
 
 It speaks the messages of `stretto.messages.channel` and decides nothing; the test says what it sends.
 """
@@ -16,6 +16,7 @@ from stretto.messages import channel as wire
 from stretto.messages.link import StageFacts
 from stretto.transport import codec
 from stretto.transport.connection import Connection, serve_unix
+from stretto.transport.local import ChannelEnd, LocalConnection, LocalListener
 from stretto.types import (
     INLINE,
     ChannelId,
@@ -84,9 +85,7 @@ class FakePeer:
         self.received: list[wire.Up] = []
         self.bodies: dict[int, bytes] = {}
         self.is_gone = asyncio.Event()
-        self.connection: Connection[wire.Up] = Connection(
-            msgspec.msgpack.Decoder(list[wire.Up]), self._on_frame, self._on_closed
-        )
+        self.connection: ChannelEnd
         self._news = asyncio.Event()
         self._read = 0
 
@@ -158,9 +157,19 @@ class FakePeer:
                 self._news.clear()
                 await self._news.wait()
 
-    def _on_frame(
-        self, connection: Connection[wire.Up], messages: list[wire.Up], body: memoryview
-    ) -> None:
+    def over_socket(self) -> Connection[wire.Up]:
+        """Return the protocol of its connection to a socket."""
+        self.connection = connection = Connection(
+            msgspec.msgpack.Decoder(list[wire.Up]), self._on_frame, self._on_closed
+        )
+        return connection
+
+    def over_hand_offs(self) -> LocalConnection[wire.Up]:
+        """Return its end of a connection within this process."""
+        self.connection = connection = LocalConnection(self._on_frame, self._on_closed)
+        return connection
+
+    def _on_frame(self, connection: ChannelEnd, messages: list[wire.Up], body: memoryview) -> None:
         del connection
         start = 0
         for message in messages:
@@ -171,23 +180,29 @@ class FakePeer:
             self.received.append(message)
         self._news.set()
 
-    def _on_closed(self, connection: Connection[wire.Up], reason: str) -> None:
+    def _on_closed(self, connection: ChannelEnd, reason: str) -> None:
         del connection, reason
         self.is_gone.set()
 
 
 class FakeOrchestrator:
-    """Accepts clients on a listening socket; each is a `FakePeer`."""
+    """Accepts clients on a listening socket or in this process; each is a `FakePeer`."""
 
     def __init__(self) -> None:
         self.peers: list[FakePeer] = []
-        self._server: asyncio.AbstractServer | None = None
+        self._server: asyncio.AbstractServer | LocalListener[wire.Up, wire.Down] | None = None
         self._accepted = 0
         self._news = asyncio.Event()
 
-    async def start(self, listener: str | socket.socket) -> None:
-        """Accept on a path, or on a socket that already listens."""
-        self._server = await serve_unix(listener, self._accept)
+    async def start(
+        self, listener: str | socket.socket | LocalListener[wire.Up, wire.Down]
+    ) -> None:
+        """Accept on a path, on a socket that already listens, or in this process."""
+        if isinstance(listener, LocalListener):
+            listener.serve(lambda: self._new_peer().over_hand_offs())
+            self._server = listener
+        else:
+            self._server = await serve_unix(listener, lambda: self._new_peer().over_socket())
 
     async def accept(self, *, welcome: bool = True) -> FakePeer:
         """Return the next client once it has said hello."""
@@ -209,11 +224,11 @@ class FakeOrchestrator:
         if self._server is not None:
             self._server.close()
 
-    def _accept(self) -> Connection[wire.Up]:
+    def _new_peer(self) -> FakePeer:
         peer = FakePeer()
         self.peers.append(peer)
         self._news.set()
-        return peer.connection
+        return peer
 
 
 async def in_time(awaitable: Awaitable[ResultT]) -> ResultT:

@@ -11,27 +11,10 @@ def main() -> int:
     """Serve one epoch; return the exit code."""
     line = read_spec_line()
     exit_with_parent()
+    # The parent is watched before anything heavy is imported.
+    from stretto.engine.orchestrator_process import run_orchestrator_process
 
-    import asyncio
-    import logging
-    import signal
-
-    import msgspec
-    import uvloop
-
-    from stretto.config.process_specs import OrchestratorSpec
-    from stretto.launch.local import LocalLauncher
-    from stretto.orchestrator.shell import Orchestrator
-
-    logging.basicConfig(format="[orchestrator] %(levelname)s %(message)s", level=logging.INFO)
-    spec = msgspec.json.decode(line, type=OrchestratorSpec)
-
-    async def run() -> int:
-        orchestrator = Orchestrator(spec, LocalLauncher())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, orchestrator.shut_down)
-        return await orchestrator.run()
-
-    return uvloop.run(run())
+    return run_orchestrator_process(line)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvloop
 
+from stretto.errors import text_of
 from stretto.launch.child import CLEAN_EXIT
 from stretto.launch.local import LocalLauncher
 from stretto.launch.supervisor import OrchestratorSupervisor
@@ -142,7 +143,7 @@ class OrchestratorThread:
             if code:
                 reason = f"exit code {code}"
         except BaseException as error:  # noqa: BLE001 - the top of the thread: its end is told below
-            text = str(error)
+            text = text_of(error)
             reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         finally:
             with self._lock:

@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Describe any exception; one that is not ours becomes a `STAGE_ERROR` with its type and text."""
         if isinstance(error, StrettoError):
             return error.failure(where)
-        text = sendable(str(error)) or "no message"
+        text = text_of(error) or "no message"
         return cls(
             kind=FailureKind.STAGE_ERROR, detail=f"{type(error).__name__}: {text}", where=where
         )
@@ -90,6 +90,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def sendable(text: str) -> str:
     """Return the text with what UTF-8 can't hold, such as half of a surrogate pair, written as an escape."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text, fit to be sent; empty if there is none, or if making it fails."""
+    try:
+        return sendable(str(error))
+    except Exception:  # noqa: BLE001 - `__str__` of any library's exception
+        return ""
 
 
 class StrettoError(Exception):

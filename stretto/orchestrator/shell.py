@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stretto.core import events as on
 from stretto.core.router import Router, Statistics
-from stretto.errors import Failure, FailureKind
+from stretto.errors import Failure, FailureKind, text_of
 from stretto.messages import PROTOCOL_VERSION, channel
 from stretto.observe import EventLogWriter
 from stretto.orchestrator.channels import Channels
@@ -145,7 +145,7 @@ class Orchestrator:
     def _crashed(self, error: BaseException) -> None:
         """The router's state is unknown: tell everybody, then end."""
         log.critical("the orchestrator has crashed", exc_info=error)
-        text = str(error) or type(error).__name__
+        text = text_of(error) or type(error).__name__
         failure = Failure(
             kind=FailureKind.ENGINE_DEAD,
             detail=f"the orchestrator has crashed: {text}",

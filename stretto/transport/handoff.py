@@ -163,6 +163,14 @@ class HandOff(Generic[T]):
         for loop, joiner in joiners:
             _call(loop, _fail, joiner, self._closed())
 
+    def abandon(self) -> None:
+        """Close, and forget what is unread: the reader's loop has ended, so nobody will look again."""
+        self.close()
+        self._is_finished = True
+        with self._lock:
+            self._close_descriptor()
+        self._sweep()
+
     async def wait_taken(self) -> None:
         """Sleep until no message waits, on whatever loop this is called.
 

@@ -277,12 +277,13 @@ class LocalListener(Generic[UpT, DownT]):
         self._ring()
 
     def hang_up(self) -> None:
-        """Whoever serves is gone: cut what it had accepted. Another one may serve afterwards."""
+        """Whoever serves is gone, and its loop: cut what it had accepted. Another may serve afterwards."""
         with self._lock:
             self._server = None
             accepted, self._accepted = self._accepted, []
         for ends in accepted:
             ends.cut()
+            ends.up.frames.abandon()
 
     def close(self) -> None:
         """Refuse who waits and who comes; connections that were accepted live on. May be called twice."""

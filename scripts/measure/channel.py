@@ -9,10 +9,12 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from stretto.testing import ChannelSuite, ProcessTopology, ThreadTopology
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 HANG_S = 60.0
 """A check that takes longer hangs; each has far shorter waits of its own."""

@@ -74,6 +74,14 @@ def serve(
             metavar="FILE", help="Write the router's events as JSON lines.", show_default=False
         ),
     ] = None,
+    debug: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Run this stage inside this process, so that breakpoint() in its backend works.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Start a server for one or more pipelines and speak the OpenAI API."""
     from stretto.cli.serving import serve_until_stopped
@@ -89,7 +97,7 @@ def serve(
         replicas=replicas or [],
     )
     settings = load_settings(pipelines or ["speech"], environ=os.environ, overrides=overrides)
-    raise typer.Exit(serve_until_stopped(settings))
+    raise typer.Exit(serve_until_stopped(settings, debug))
 
 
 @app.command()

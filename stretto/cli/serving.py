@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,17 +40,25 @@ API_GRACE_S = 1.5
 """How much longer than the drain time the API process may take to end."""
 
 
-def serve_until_stopped(settings: Settings) -> int:
+def serve_until_stopped(settings: Settings, debug_stage: str | None = None) -> int:
     """Bind the port, start everything, and return the exit code when it has ended.
+
+    Args:
+        settings: The deployment.
+        debug_stage: A stage that runs inside this process, for a debugger.
 
     Raises:
         ConfigError: The deployment is unsound, or the port can't be bound.
     """
+    if debug_stage is not None:
+        from stretto.engine.debugging import patient
+
+        settings = patient(settings, debug_stage)
     validated(settings.deployment())
     _check_event_log(settings.orchestrator.event_log)
     listener = http_port.bind(settings.server.host, settings.server.port)
     with listener:
-        return uvloop.run(_Server(settings, listener).run())
+        return uvloop.run(_Server(settings, listener, debug_stage).run())
 
 
 def _check_event_log(path: str | None) -> None:
@@ -68,8 +77,11 @@ def _check_event_log(path: str | None) -> None:
 class _Server:
     """One run of `stretto serve`."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, debug_stage: str | None = None
+    ) -> None:
         self._settings = settings
+        self._debug_stage = debug_stage
         self._listener = listener
         self._progress = Progress(sys.stderr)
         self._started_at = time.monotonic()
@@ -88,9 +100,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         self._outcome = loop.create_future()
         self._api_is_ready = asyncio.Event()
-        self._orchestrator = OrchestratorSupervisor(
-            self._settings, on_death=self._progress.orchestrator_died
-        )
+        self._orchestrator = self._make_orchestrator()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
@@ -108,6 +118,20 @@ class _Server:
         finally:
             self._kill()
         return self._second_signal_code() or code
+
+    def _make_orchestrator(self) -> OrchestratorSupervisor:
+        on_death = self._progress.orchestrator_died
+        if self._debug_stage is None:
+            return OrchestratorSupervisor(self._settings, on_death=on_death)
+        import logging
+
+        from stretto.engine.debugging import DebugLauncher
+        from stretto.engine.thread import in_thread
+
+        logging.basicConfig(format="[orchestrator] %(levelname)s %(message)s", level=logging.INFO)
+        self._progress.line(f"stage {self._debug_stage} runs in this process, {os.getpid()}")
+        launcher = partial(DebugLauncher, self._debug_stage)
+        return in_thread(self._settings, make_launcher=launcher, on_death=on_death)[0]
 
     # ------------------------------------------------------------------ signals and the end
 

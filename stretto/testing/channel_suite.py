@@ -100,7 +100,7 @@ class ProcessTopology:
         self, settings: Settings, restarts: Restarts
     ) -> tuple[OrchestratorSupervisor, Callable[[], Address]]:
         """Return what runs it, and its socket."""
-        command = (sys.executable, "-m", "stretto.testing.ending_orchestrator")
+        command = (sys.executable, "-m", "stretto.testing.run_ending_orchestrator")
         owner = OrchestratorSupervisor(
             settings, start_life=partial(start_process, command=command), restarts=restarts
         )

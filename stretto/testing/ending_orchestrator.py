@@ -1,7 +1,6 @@
 """An orchestrator that ends when it is asked to, in every way in which one can end.
 
-The request that asks is an ordinary one whose label is `Ending.label`. As a program,
-`python -m stretto.testing.ending_orchestrator`, it takes the place of the orchestrator process.
+The request that asks is an ordinary one whose label is `Ending.label`.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from stretto.core.events import RequestSubmitted
-from stretto.engine.orchestrator_process import run_orchestrator_process
 from stretto.orchestrator.shell import Orchestrator
-from stretto.transport.parent import exit_with_parent, read_spec_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,14 +115,3 @@ class EndingOrchestrator(Orchestrator):
 def _raise(ending: Ending) -> None:
     error = _RAISED[ending]()
     raise error
-
-
-def main() -> int:
-    """Serve one epoch as a process."""
-    line = read_spec_line()
-    exit_with_parent()
-    return run_orchestrator_process(line, EndingOrchestrator)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

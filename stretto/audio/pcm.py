@@ -1,4 +1,4 @@
-"""16-bit PCM, raw and in a WAV file: sizes, media types and the 44-byte header."""
+"""16-bit PCM, raw and in a WAV file: sizes and the 44-byte header."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 SAMPLE_BYTES = 2
 """Samples are signed 16-bit little-endian integers."""
-
-MEDIA_TYPES = {"pcm": "audio/pcm", "wav": "audio/wav"}
-"""`Content-Type` by format name. Bare `audio/pcm`, since some clients compare the whole string."""
 
 WAV_HEADER_BYTES = 44
 _UNKNOWN = 0xFFFF_FFFF  # players read to the end; with 0 many of them play nothing

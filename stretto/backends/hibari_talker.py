@@ -97,7 +97,12 @@ class Talker:
         kind="generation",
         unit="frames",
         recovery="retry",
-        media={"rate_hz": RATE_HZ, "samples_per_frame": HOP, "values_per_frame": FRAME_WIDTH},
+        media={
+            "rate_hz": RATE_HZ,
+            "samples_per_frame": HOP,
+            "values_per_frame": FRAME_WIDTH,
+            "language": "en",
+        },
         voices=(VOICE,),
     )
 

@@ -21,7 +21,7 @@ ready in {elapsed:.1f} s: {pipelines}
 Ctrl-C stops it."""
 
 SPEECH_TEXT = """\
-  curl     curl -N {url}/v1/audio/speech -d '{{"input":"The next voice enters early."}}' | aplay
+  curl     curl -N {url}/v1/audio/speech -d '{{"input":"Hello there.","response_format":"wav"}}' | aplay
   python   from openai import OpenAI
            client = OpenAI(base_url="{url}/v1", api_key="none")
            speech = client.audio.speech.create(

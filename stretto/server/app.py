@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 import stretto
+from stretto.audio.encoders import MEDIA_TYPES
 from stretto.config.settings import ServerSettings
 from stretto.core.graph import Limits
 from stretto.errors import InternalError, StrettoError
@@ -39,7 +40,10 @@ _SPEECH_DOCS: dict[str, Any] = {
     "responses": {
         "200": {
             "description": "Audio, as it is made.",
-            "content": {"audio/wav": _AUDIO, "audio/pcm": _AUDIO},
+            "content": {
+                **dict.fromkeys(MEDIA_TYPES.values(), _AUDIO),
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
         }
     },
 }
@@ -114,6 +118,16 @@ def _add_status(app: FastAPI, status: Status) -> None:
     async def retrieve_model(model: str) -> JSONResponse:
         """Describe one model."""
         return JSONResponse(status.model(model))
+
+    @app.get("/v1/audio/voices", tags=["audio"])
+    async def list_voices() -> JSONResponse:
+        """List the voices."""
+        return JSONResponse(status.voices())
+
+    @app.get("/v1/audio/models", tags=["audio"])
+    async def list_audio_models() -> JSONResponse:
+        """List the models that speak."""
+        return JSONResponse(status.audio_models())
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"])

@@ -148,10 +148,18 @@ def speech_model(engine: SpeechEngine, asked: str | None) -> SpeechModel:
 
 def voices(readiness: Readiness) -> tuple[str, ...]:
     """Return the voices that the stages declare."""
-    names = (
-        name for view in readiness.stages if view.facts is not None for name in view.facts.voices
-    )
-    return tuple(dict.fromkeys(names))
+    return tuple(languages(readiness))
+
+
+def languages(readiness: Readiness) -> dict[str, str | None]:
+    """Return the language of each voice that the stages declare; `None` if they do not say."""
+    found: dict[str, str | None] = {}
+    for view in readiness.stages:
+        if view.facts is not None:
+            language = view.facts.media.get("language")
+            for name in view.facts.voices:
+                found.setdefault(name, language if isinstance(language, str) else None)
+    return found
 
 
 def _facts(readiness: Readiness, stage: StageId | None) -> StageFacts | None:

@@ -119,17 +119,16 @@ def error_response(error: StrettoError, request_id: str = "") -> Response:
         request_id: Repeated in texts that keep the cause back.
     """
     rule = rule_of(error)
+    return _reply(rule.status, error_body(error, request_id), _headers(rule, error))
+
+
+def error_body(error: StrettoError, request_id: str = "") -> dict[str, object]:
+    """Return OpenAI's error object for an error; see `error_response`."""
+    rule = rule_of(error)
     code = rule.code
     if error.kind in _OWN_CODES and error.code is not None:
         code = error.code
-    return openai_error(
-        rule.status,
-        _text(rule, error, request_id),
-        kind=rule.type,
-        code=code,
-        param=error.param,
-        headers=_headers(rule, error),
-    )
+    return _body(_text(rule, error, request_id), rule.type, error.param, code)
 
 
 def openai_error(
@@ -142,7 +141,14 @@ def openai_error(
     headers: dict[str, str] | None = None,
 ) -> Response:
     """Return an error reply in OpenAI's form."""
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return _reply(status, _body(message, kind, param, code), headers)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _reply(status: int, body: dict[str, object], headers: dict[str, str] | None) -> Response:
     # ASCII, since a text may hold what UTF-8 does not: half of a surrogate pair.
     return Response(json.dumps(body), status, headers, media_type="application/json")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
+from stretto.audio.encoders import warm_up
 from stretto.config.process_specs import ApiSpec
 from stretto.engine.engine import Engine
 from stretto.server.app import create_app
@@ -32,6 +33,7 @@ async def _serve(spec: ApiSpec) -> None:
     limits = spec.settings.orchestrator.limits
     engine = Engine.connect(spec.channel_path, run=spec.run, name="api", limits=limits)
     engine.start()
+    warm_up()
     in_flight = InFlight()
     app = create_app(engine, settings, limits=limits, in_flight=in_flight)
     server = HttpServer(

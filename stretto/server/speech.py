@@ -17,20 +17,24 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from stretto.audio.pcm import MEDIA_TYPES, SAMPLE_BYTES, wav_header
+from stretto.audio.encoders import UnsupportedAudio, make_encoder
+from stretto.audio.pcm import SAMPLE_BYTES, wav_header
 from stretto.errors import Cancelled, DeadlineExceeded, InvalidRequest, StageError, StrettoError
 from stretto.server.catalog import AUDIO, SpeechModel, check_started, speech_model
 from stretto.server.errors import error_response, rule_of
+from stretto.server.speech_body import Usage, make_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
+    from stretto.audio.encoders import Encoder
     from stretto.core.commands import Timings
     from stretto.engine.stream import OutputChunk
     from stretto.server.contract import SpeechEngine, SpeechStream
     from stretto.server.in_flight import InFlight
+    from stretto.server.speech_body import SpeechBody
     from stretto.server.speech_request import SpeechRequest
 
 log = logging.getLogger("stretto.server")
@@ -86,9 +90,10 @@ class SpeechReply(Response):
             self._in_flight.check_open()
             check_started(self._engine)
             model = speech_model(self._engine, self._asked.model)
+            encoder = _encoder(self._asked.container, model)
             stream = self._submit(model, exchange.request_id)
             with self._in_flight.running(stream.abort):
-                await exchange.serve(stream, model, self._asked)
+                await exchange.serve(stream, encoder, model, self._asked)
         except StrettoError as error:
             await exchange.fail(error)
 
@@ -124,18 +129,18 @@ class _Exchange:
         self._arrived_s = arrived_s
         extension = scope.get("extensions", {}).get(BREAK_OFF)
         self._break_off: Callable[[bool], None] | None = extension and extension["call"]
-        self._has_started = False
+        self._body: SpeechBody | None = None  # what has begun to be sent
         self._client_left = False
 
-    async def serve(self, stream: SpeechStream, model: SpeechModel, asked: SpeechRequest) -> None:
+    async def serve(
+        self, stream: SpeechStream, encoder: Encoder, model: SpeechModel, asked: SpeechRequest
+    ) -> None:
         """Send the stream's audio; the stream is over when this returns."""
         watch = asyncio.get_running_loop().create_task(self._watch(stream))
         try:
             audio = _Audio(stream, model.pcm.frame_bytes, self._limits.first_chunk_timeout_s)
-            if asked.is_streamed:
-                await self._send_streamed(audio, model, asked.container)
-            else:
-                await self._send_buffered(audio, model, asked.container)
+            send = self._send_streamed if asked.is_streamed else self._send_buffered
+            await send(audio, encoder, model, asked)
         finally:
             watch.cancel()
             stream.abort()
@@ -143,13 +148,14 @@ class _Exchange:
 
     async def fail(self, error: StrettoError) -> None:
         """Answer with an error, or break off what has begun. A client that has left gets nothing."""
-        if self._has_started or rule_of(error).status >= _SERVER_FAULT:
+        if self._body is not None or rule_of(error).status >= _SERVER_FAULT:
             log.warning("%s: %s: %s", self.request_id, type(error).__name__, error.detail)
         if self._client_left:
             return
-        if not self._has_started:
+        if self._body is None:
             await error_response(error, self.request_id)(self._scope, self._receive, self._send)
             return
+        await self._write(self._body.failure(error, self.request_id))
         if self._break_off is None:
             raise BodyBroken(self.request_id)
         self._break_off(False)  # noqa: FBT003 - see `BREAK_OFF`
@@ -161,54 +167,67 @@ class _Exchange:
         self._client_left = True
         stream.abort(Cancelled("The client has left."))
 
-    async def _send_streamed(self, audio: _Audio, model: SpeechModel, container: str) -> None:
-        first = await audio.first()
-        header = wav_header(model.pcm) if container == "wav" else b""
-        await self._start(model, container, audio.timings)
-        await self._body(header + first)
-        while data := await audio.next():
-            await self._body(data)
-        await self._body(b"", more=False)
+    async def _send_streamed(
+        self, audio: _Audio, encoder: Encoder, model: SpeechModel, asked: SpeechRequest
+    ) -> None:
+        data = await audio.first()
+        body = make_body(asked.container, model.pcm, as_events=asked.as_events)
+        await self._start(body, model, audio.timings)
+        while data:
+            await self._write(body.piece(encoder.feed(data)))
+            data = await audio.next()
+        usage = Usage(len(asked.input), model.pcm.duration_s(audio.size_bytes))
+        await self._write(body.piece(encoder.close()) + body.end(usage), more=False)
 
-    async def _send_buffered(self, audio: _Audio, model: SpeechModel, container: str) -> None:
-        limit = self._limits.max_buffered_bytes
-        parts = [await audio.first()]
-        size = len(parts[0])
-        while data := await audio.next():
-            parts.append(data)
-            size += len(data)
-            if size > limit:
+    async def _send_buffered(
+        self, audio: _Audio, encoder: Encoder, model: SpeechModel, asked: SpeechRequest
+    ) -> None:
+        parts: list[bytes] = []
+        data = await audio.first()
+        while data:
+            # A file whose length is known gets a header that tells it.
+            parts.append(data if asked.container == "wav" else encoder.feed(data))
+            if audio.size_bytes > self._limits.max_buffered_bytes:
                 raise InvalidRequest(
-                    f"The audio is longer than {limit} bytes; leave out `stream` to get it as it is made.",
+                    f"The audio is longer than {self._limits.max_buffered_bytes} bytes of samples; "
+                    "leave out `stream` to get it as it is made.",
                     param="stream",
                     code="unsupported_value",
                 )
-        if container == "wav":
-            parts.insert(0, wav_header(model.pcm, size))
-        body = b"".join(parts)
-        await self._start(model, container, audio.timings, len(body))
-        await self._body(body, more=False)
+            data = await audio.next()
+        if asked.container == "wav":
+            parts.insert(0, wav_header(model.pcm, audio.size_bytes))
+        else:
+            parts.append(encoder.close())
+        whole = b"".join(parts)
+        body = make_body(asked.container, model.pcm, as_events=False)
+        await self._start(body, model, audio.timings, {"content-length": str(len(whole))})
+        await self._write(whole, more=False)
 
     async def _start(
-        self, model: SpeechModel, container: str, timings: Timings | None, size: int | None = None
+        self,
+        body: SpeechBody,
+        model: SpeechModel,
+        timings: Timings | None,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         headers = {
-            "content-type": MEDIA_TYPES[container],
+            **body.headers,
+            **(more or {}),
             "x-sample-rate": str(model.pcm.rate_hz),
             "x-channels": str(model.pcm.channels),
             "x-bit-depth": str(8 * SAMPLE_BYTES),
-            "cache-control": "no-store",
             "x-accel-buffering": "no",
             "server-timing": server_timing(timings, time.monotonic() - self._arrived_s),
         }
-        if size is not None:
-            headers["content-length"] = str(size)
-        self._has_started = True
+        self._body = body
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
 
-    async def _body(self, data: bytes, *, more: bool = True) -> None:
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
         """Write a piece of the body; this waits while the client does not read."""
+        if not data and more:
+            return  # an encoder may keep the first samples back
         timer = asyncio.get_running_loop().call_later(
             self._limits.slow_client_timeout_s, self._drop_client
         )
@@ -229,10 +248,12 @@ class _Audio:
 
     Attributes:
         timings: Where the time to the first audio went.
+        size_bytes: How many bytes were returned so far.
     """
 
     def __init__(self, stream: SpeechStream, frame_bytes: int, first_timeout_s: float) -> None:
         self.timings: Timings | None = None
+        self.size_bytes = 0
         self._stream = stream
         self._frame_bytes = frame_bytes
         self._first_timeout_s = first_timeout_s
@@ -267,6 +288,7 @@ class _Audio:
                 self.timings = chunk.timings
             data = self._bytes(chunk)
             if data:
+                self.size_bytes += len(data)
                 return data
         return b""
 
@@ -282,6 +304,22 @@ class _Audio:
                 f"A chunk of {len(data)} bytes is no whole number of {self._frame_bytes}-byte frames."
             )
         return data
+
+
+def _encoder(container: str, model: SpeechModel) -> Encoder:
+    """Return an encoder for a reply.
+
+    Raises:
+        InvalidRequest: The format can't hold this model's audio.
+    """
+    try:
+        return make_encoder(container, model.pcm)
+    except UnsupportedAudio as error:
+        raise InvalidRequest(
+            f"`response_format` can't be {container} for model {model.name!r}: {error}; use wav or pcm.",
+            param="response_format",
+            code="unsupported_value",
+        ) from error
 
 
 def server_timing(timings: Timings | None, ttfa_s: float) -> str:

@@ -11,8 +11,11 @@ from stretto.errors import InvalidRequest
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-FORMATS = ("wav", "pcm")
-"""What `response_format` may be."""
+FORMATS = ("mp3", "wav", "pcm")
+"""What `response_format` may be; the first is OpenAI's default, and ours."""
+
+STREAM_FORMATS = ("audio", "sse")
+"""What `stream_format` may be: raw bytes, or server-sent events."""
 
 _INT64 = 2**63
 
@@ -33,13 +36,16 @@ class SpeechRequest(BaseModel):
     input: Annotated[str, Field(description="The text to speak.", examples=["Hello, world."])]
     model: Annotated[str | None, Field(description="A pipeline, or OpenAI's name for one.")] = None
     voice: Annotated[object, WithJsonSchema(_VOICE_SCHEMA)] = None
-    response_format: Annotated[Literal["wav", "pcm"] | None, Field(description="Default: wav.")] = (
-        None
-    )
+    response_format: Annotated[
+        Literal["mp3", "wav", "pcm"] | None, Field(description="Default: mp3.")
+    ] = None
     speed: Annotated[
         float | None, Field(ge=0.25, le=4.0, allow_inf_nan=False, description="1.0 is normal.")
     ] = None
-    stream_format: Annotated[Literal["audio"] | None, Field(description="Raw bytes.")] = None
+    stream_format: Annotated[
+        Literal["audio", "sse"] | None,
+        Field(description="Raw bytes, the default, or server-sent events."),
+    ] = None
     stream: Annotated[bool | None, Field(description="`false` buffers, with exact sizes.")] = None
     seed: Annotated[
         int | None, Field(ge=-_INT64, lt=_INT64, description="Same seed, same bytes.")
@@ -59,6 +65,11 @@ class SpeechRequest(BaseModel):
     def is_streamed(self) -> bool:
         """Whether bytes are sent as they are made."""
         return self.stream is not False
+
+    @property
+    def as_events(self) -> bool:
+        """Whether the audio travels in server-sent events."""
+        return self.stream_format == "sse"
 
 
 def parse_speech_request(body: bytes, max_input_chars: int) -> SpeechRequest:
@@ -81,6 +92,12 @@ def parse_speech_request(body: bytes, max_input_chars: int) -> SpeechRequest:
             f"`input` has {len(parsed.input)} characters; at most {max_input_chars} are allowed.",
             param="input",
             code="string_above_max_length",
+        )
+    if parsed.as_events and not parsed.is_streamed:
+        raise InvalidRequest(
+            "`stream` can't be false with `stream_format` sse; leave one of them out.",
+            param="stream",
+            code="unsupported_value",
         )
     return parsed.model_copy(update={"voice": voice})
 
@@ -130,8 +147,6 @@ def _refusal(found: ErrorDetails) -> InvalidRequest:
 
 
 def _unsupported(param: str) -> InvalidRequest:
-    if param == "response_format":
-        text = f"`response_format` can be {' or '.join(FORMATS)} here."
-    else:
-        text = "`stream_format` can be audio here; leave it out for raw bytes."
+    allowed = FORMATS if param == "response_format" else STREAM_FORMATS
+    text = f"`{param}` can be {', '.join(allowed[:-1])} or {allowed[-1]} here."
     return InvalidRequest(text, param=param, code="unsupported_value")

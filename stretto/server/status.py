@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import stretto
 from stretto.engine.client import EngineState
 from stretto.errors import EngineDead
-from stretto.server.catalog import AUDIO, resolve_pipeline, speech_pipelines, starting, voices
+from stretto.server.catalog import (
+    AUDIO,
+    languages,
+    resolve_pipeline,
+    speech_pipelines,
+    starting,
+    voices,
+)
 
 if TYPE_CHECKING:
     from stretto.engine.readiness import StageView
@@ -82,6 +89,28 @@ class Status:
         """
         self._check_known()
         return self._model(name, resolve_pipeline(self._engine, name).name)
+
+    def voices(self) -> Json:
+        """Return the voices, in the two shapes that clients read.
+
+        Raises:
+            NoReplica: The engine has not answered yet.
+        """
+        self._check_known()
+        found = [
+            {"id": name, "object": "voice", "name": name, "language": language}
+            for name, language in languages(self._engine.readiness).items()
+        ]
+        return {"object": "list", "data": found, "voices": found}
+
+    def audio_models(self) -> Json:
+        """Return the models that speak, as clients that look for voices read them.
+
+        Raises:
+            NoReplica: The engine has not answered yet.
+        """
+        self._check_known()
+        return {"models": [{"id": info.name} for info in speech_pipelines(self._engine)]}
 
     def _check_known(self) -> None:
         if self._engine.pipelines:

@@ -117,12 +117,12 @@ async def test_errors_are_the_sdks_classes(server: Server, sdk: openai.AsyncOpen
 
 
 async def test_the_sdks_default_format_is_ours(server: Server, sdk: openai.AsyncOpenAI) -> None:
-    """Leaving the format out gives WAV, labelled so."""
+    """Leaving the format out gives mp3, labelled so."""
     server.engine.script = speak
     reply = await sdk.audio.speech.with_raw_response.create(
         input="a", model="speech", voice="alloy"
     )
-    assert reply.headers["content-type"] == "audio/wav"
+    assert reply.headers["content-type"] == "audio/mpeg"
 
 
 async def test_the_sdk_tries_again_when_it_is_told_to(

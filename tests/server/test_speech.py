@@ -69,9 +69,9 @@ def hang_up(writer: asyncio.StreamWriter) -> None:
 async def test_wav_is_streamed_with_one_header_and_exactly_the_samples(
     server: Server, client: httpx2.AsyncClient
 ) -> None:
-    """The default reply is chunked WAV with open sizes, and the samples are those of the engine."""
+    """A streamed WAV is chunked and has open sizes; the samples are those of the engine."""
     server.engine.script = speak
-    reply = await client.post(SPEECH, json={"input": "Hello"})
+    reply = await client.post(SPEECH, json={"input": "Hello", "response_format": "wav"})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "audio/wav"
     assert reply.headers["transfer-encoding"] == "chunked"
@@ -103,7 +103,8 @@ async def test_situation_F2_a_buffered_wav_has_exact_sizes(
 ) -> None:
     """`stream: false` sends a length and a file that a strict parser opens."""
     server.engine.script = lambda job: job.audio(*pieces).finish()
-    reply = await client.post(SPEECH, json={"input": "Hello", "stream": False})
+    body = {"input": "Hello", "stream": False, "response_format": "wav"}
+    reply = await client.post(SPEECH, json=body)
     assert int(reply.headers["content-length"]) == len(reply.content)
     with wave.open(io.BytesIO(reply.content)) as file:
         assert file.readframes(file.getnframes()) == b"".join(pieces)
@@ -345,7 +346,8 @@ async def leave_before_audio(server: Server) -> Job:
 
 async def leave_mid_stream(server: Server) -> Job:
     """Hang up after the first audio."""
-    reader, writer = await raw_request(server, b'{"input":"Hello"}')
+    body = b'{"input":"Hello","response_format":"pcm"}'
+    reader, writer = await raw_request(server, body)
     job = await server.engine.next_job()
     job.audio(PIECES[0])
     await in_time(reader.readuntil(PIECES[0]))

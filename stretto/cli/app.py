@@ -46,6 +46,14 @@ def serve(
         int | None,
         typer.Option(help="TCP port; 0 takes a free one. [default: 8000]", show_default=False),
     ] = None,
+    api_processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes that serve HTTP on the port. [default: 1]",
+            show_default=False,
+        ),
+    ] = None,
     replicas: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +99,7 @@ def serve(
     overrides = flag_overrides(
         host=host,
         port=port,
+        api_processes=api_processes,
         drain_timeout_s=drain_timeout,
         restart=restart,
         event_log=event_log,

@@ -9,25 +9,51 @@ from pathlib import Path
 from stretto.errors import ConfigError
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+def bind(host: str, port: int, number: int = 1) -> list[socket.socket]:
+    """Return listening sockets on one port; the kernel spreads connections over them.
+
+    Only the first is bound as the only one of its port, so that a second server is refused; it allows
+    the others afterwards, and nobody but this user.
 
     Raises:
         ConfigError: The address is in use or can't be bound; the text names the next step.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound: list[socket.socket] = []
     try:
-        listener.bind((host, port))
-        listener.listen(2048)
+        bound.append(_bind(host, port, shared=False))
+        if number > 1:
+            bound[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port = bound[0].getsockname()[1]
+        while len(bound) < number:
+            bound.append(_bind(host, port, shared=True))
+        for listener in bound:
+            listener.listen(2048)
     except OSError as error:
-        listener.close()
+        _close(bound)
         raise ConfigError(_explain(error, host, port)) from error
     except OverflowError as error:
-        listener.close()
+        _close(bound)
         raise ConfigError(f"server.port: {port} is not a TCP port; use 0 to 65535") from error
+    return bound
+
+
+def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError):
+        listener.close()
+        raise
     return listener
+
+
+def _close(bound: list[socket.socket]) -> None:
+    for listener in bound:
+        listener.close()
 
 
 def _explain(error: OSError, host: str, port: int) -> str:

@@ -1,6 +1,6 @@
-"""`stretto serve`: the supervisor process. It owns the port, the orchestrator and the API process.
+"""`stretto serve`: the supervisor process. It owns the port, the orchestrator and the API processes.
 
-Order of the end, on SIGTERM, SIGHUP or Ctrl-C: the API process refuses new work and finishes what runs,
+Order of the end, on SIGTERM, SIGHUP or Ctrl-C: the API processes refuse new work and finish what runs,
 within the drain time; then the orchestrator stops its replicas; then this process removes its
 directories. A second signal kills everything at once.
 """
@@ -12,32 +12,26 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import uvloop
 
 from stretto.cli import exits, http_port
+from stretto.cli.api_processes import ApiProcesses
 from stretto.cli.progress import Progress
-from stretto.config.process_specs import ApiSpec
 from stretto.core.graph import validated
 from stretto.engine.client import EngineClient
 from stretto.errors import ConfigError, EngineDead, StartFailed
-from stretto.launch.child import ChildProcess
-from stretto.launch.restarts import Restarts
 from stretto.launch.supervisor import OrchestratorSupervisor
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from stretto.config.settings import Settings
-
-API_COMMAND = (sys.executable, "-m", "stretto.cli.run_api")
-
-API_GRACE_S = 1.5
-"""How much longer than the drain time the API process may take to end."""
 
 
 def serve_until_stopped(settings: Settings, debug_stage: str | None = None) -> int:
@@ -56,9 +50,13 @@ def serve_until_stopped(settings: Settings, debug_stage: str | None = None) -> i
         settings = patient(settings, debug_stage)
     validated(settings.deployment())
     _check_event_log(settings.orchestrator.event_log)
-    listener = http_port.bind(settings.server.host, settings.server.port)
-    with listener:
-        return uvloop.run(_Server(settings, listener, debug_stage).run())
+    server = settings.server
+    with ExitStack() as sockets:
+        listeners = [
+            sockets.enter_context(listener)
+            for listener in http_port.bind(server.host, server.port, server.api_processes)
+        ]
+        return uvloop.run(_Server(settings, listeners, debug_stage).run())
 
 
 def _check_event_log(path: str | None) -> None:
@@ -78,34 +76,38 @@ class _Server:
     """One run of `stretto serve`."""
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, debug_stage: str | None = None
+        self,
+        settings: Settings,
+        listeners: Sequence[socket.socket],
+        debug_stage: str | None = None,
     ) -> None:
         self._settings = settings
         self._debug_stage = debug_stage
-        self._listener = listener
+        self._listeners = listeners
         self._progress = Progress(sys.stderr)
         self._started_at = time.monotonic()
         self._outcome: asyncio.Future[int]
         self._orchestrator: OrchestratorSupervisor
-        self._api: ChildProcess | None = None
-        self._api_restarts = Restarts()
-        self._api_started_at = 0.0
-        self._api_is_ready: asyncio.Event
+        self._api: ApiProcesses
         self._signals = 0
         self._last_signal = signal.SIGTERM
-        self._is_stopping = False
 
     async def run(self) -> int:
         """Serve until a signal or a failure; return the exit code."""
         loop = asyncio.get_running_loop()
         self._outcome = loop.create_future()
-        self._api_is_ready = asyncio.Event()
+        self._api = ApiProcesses(
+            self._listeners,
+            self._settings,
+            self._progress.line,
+            lambda: self._end(exits.NOT_STARTED),
+        )
         self._orchestrator = self._make_orchestrator()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             self._orchestrator.start()
-            self._start_api()
+            self._api.start(self._orchestrator.run, self._orchestrator.channel_path)
             async with asyncio.TaskGroup() as tasks:
                 watchers = [
                     tasks.create_task(self._watch_engine(), name="watch-engine"),
@@ -152,70 +154,13 @@ class _Server:
             self._outcome.set_result(code)
 
     async def _stop(self) -> None:
-        """Stop in order: first the API process, then the orchestrator with its replicas."""
-        self._is_stopping = True
-        drain_s = self._settings.server.drain_timeout_s
-        if self._api is not None and self._api.is_running:
-            self._api.terminate()
-            try:
-                async with asyncio.timeout(drain_s + API_GRACE_S):
-                    await self._api.wait()
-            except TimeoutError:
-                self._api.kill()
-                await self._api.wait()
+        """Stop in order: first the API processes, then the orchestrator with its replicas."""
+        await self._api.stop(self._settings.server.drain_timeout_s)
         await self._orchestrator.stop(1.0)
 
     def _kill(self) -> None:
-        self._is_stopping = True
-        if self._api is not None:
-            self._api.kill()
+        self._api.kill()
         self._orchestrator.kill()
-
-    # ------------------------------------------------------------------ the API process
-
-    def _start_api(self) -> None:
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        spec = ApiSpec(
-            run=self._orchestrator.run,
-            channel_path=self._orchestrator.channel_path,
-            http_fd=self._listener.fileno(),
-            ready_fd=write_fd,
-            settings=self._settings,
-        )
-        self._api_started_at = time.monotonic()
-        self._api = ChildProcess(
-            API_COMMAND,
-            msgspec.json.encode(spec),
-            on_exit=self._on_api_exit,
-            pass_fds=[self._listener.fileno(), write_fd],
-        )
-        os.close(write_fd)
-        loop = asyncio.get_running_loop()
-
-        def on_readable() -> None:
-            loop.remove_reader(read_fd)
-            if os.read(read_fd, 1):
-                self._api_is_ready.set()
-            os.close(read_fd)
-
-        loop.add_reader(read_fd, on_readable)
-
-    def _on_api_exit(self, reason: str) -> None:
-        if self._is_stopping:
-            return
-        now = time.monotonic()
-        self._progress.line(f"the API process has ended: {reason}")
-        delay_s = self._api_restarts.delay_after_death(now, now - self._api_started_at)
-        if delay_s is None:
-            self._progress.line("the API process kept ending; giving up")
-            self._end(exits.NOT_STARTED)
-            return
-        asyncio.get_running_loop().call_later(delay_s, self._restart_api)
-
-    def _restart_api(self) -> None:
-        if not self._is_stopping:
-            self._start_api()
 
     # ------------------------------------------------------------------ the engine
 
@@ -228,7 +173,7 @@ class _Server:
         client.start()
         try:
             await client.wait_ready()
-            await self._api_is_ready.wait()
+            await self._api.wait_ready()
             self._tell_ready(client)
             while client.latest is not None:
                 await asyncio.shield(client.latest.closed)
@@ -247,7 +192,7 @@ class _Server:
             for state in view.replicas:
                 self._progress.replica(state)
         pipelines = () if client.latest is None else client.latest.welcome.pipelines
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._listeners[0].getsockname()[:2]
         self._progress.ready(host, port, pipelines, time.monotonic() - self._started_at)
 
     async def _watch_supervisor(self) -> None:

@@ -46,6 +46,7 @@ def flag_overrides(
     *,
     host: str | None = None,
     port: int | None = None,
+    api_processes: int | None = None,
     drain_timeout_s: float | None = None,
     restart: bool | None = None,
     event_log: str | None = None,
@@ -56,6 +57,7 @@ def flag_overrides(
     Args:
         host: `--host`.
         port: `--port`.
+        api_processes: `--api-processes`.
         drain_timeout_s: `--drain-timeout`, in seconds.
         restart: `--restart` or `--no-restart`.
         event_log: `--event-log`.
@@ -67,6 +69,7 @@ def flag_overrides(
     given: list[tuple[str, Scalar, str]] = [
         ("server.host", host, "--host"),
         ("server.port", port, "--port"),
+        ("server.api_processes", api_processes, "--api-processes"),
         ("server.drain_timeout_s", drain_timeout_s, "--drain-timeout"),
         ("orchestrator.restart", restart, "--restart" if restart else "--no-restart"),
         ("orchestrator.event_log", event_log, "--event-log"),

@@ -36,9 +36,10 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: The run that it serves.
+        name: Which of the API processes it is, for logs.
         channel_path: Where the orchestrator listens.
         http_fd: The inherited socket that listens for HTTP clients.
-        ready_fd: An inherited pipe; one byte on it says that requests are accepted.
+        ready_fd: An inherited pipe; one byte on it says that requests are served.
         settings: The deployment.
     """
 
@@ -47,3 +48,4 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True):
     http_fd: int
     ready_fd: int
     settings: Settings
+    name: str = "api"

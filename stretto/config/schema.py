@@ -36,6 +36,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "start_timeout_s": (0.1, _DAY_S),
     "shared_memory_bytes": (0, _TIB),
     "port": (0, 65_535),
+    "api_processes": (1, 64),
     "drain_timeout_s": (0, 3600),
     "receive_timeout_s": (0.1, _DAY_S),
     "max_body_bytes": (1024, 1024**3),

@@ -64,6 +64,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: Address to bind; the default is reachable from this machine only.
         port: TCP port; 0 takes a free one.
+        api_processes: How many processes serve HTTP, each with a channel of its own.
         drain_timeout_s: How long SIGTERM waits for running requests, in seconds.
         receive_timeout_s: How long a client may pause while it sends a request, in seconds.
         max_body_bytes: Larger request bodies are refused before they are read.
@@ -73,6 +74,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    api_processes: int = 1
     drain_timeout_s: float = 8.0
     receive_timeout_s: float = 30.0
     max_body_bytes: int = 1024 * 1024

@@ -100,9 +100,9 @@ async def running_api(folder: Path) -> AsyncGenerator[Api]:
     process.stdin.flush()
     orchestrator = FakeOrchestrator()
     try:
-        await wait_readable(ready_read)
         await orchestrator.start(channel_listener.dup())
         peer = await orchestrator.accept()
+        await wait_readable(ready_read)
         host, port = http_listener.getsockname()
         yield Api(f"http://{host}:{port}", process, orchestrator, channel_listener, peer, log)
     finally:

@@ -5,19 +5,9 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from pathlib import Path
 
-import msgspec
-
-from stretto.config.schema import RANGES
-from stretto.config.settings import (
-    OrchestratorSettings,
-    ServerSettings,
-    StageSettings,
-)
-from stretto.core.graph import EdgeSpec, Limits
+from stretto.config.keys import SECTIONS, Key, all_keys
 
 TARGET = Path(__file__).parents[1] / "docs/reference/configuration.md"
 
@@ -40,28 +30,16 @@ or `full` (after the source has finished), `adapter` is a `module:factory` that 
 this stage's input. `outputs` names the stage that makes each output.
 """
 
-SECTIONS: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
-    ("`server`", ServerSettings, ()),
-    ("`orchestrator`", OrchestratorSettings, ("limits",)),
-    ("`orchestrator.limits`", Limits, ()),
-    ("`stages.<name>`", StageSettings, ("id",)),
-    ("`stages.<name>.inputs.<name>`", EdgeSpec, ("target", "name", "source", "request_input")),
-)
-
 
 def page() -> str:
     """Return the page's text."""
     parts = [INTRODUCTION]
-    for title, struct, hidden in SECTIONS:
-        rows = [
-            row(struct, field)
-            for field in msgspec.structs.fields(struct)
-            if field.name not in hidden
-        ]
+    for section, _, _ in SECTIONS:
+        rows = [row(key) for key in all_keys() if key.section == section]
         parts.append(
             "\n".join(
                 [
-                    f"## {title}",
+                    f"## `{section}`",
                     "",
                     "| key | default | range | meaning |",
                     "| --- | --- | --- | --- |",
@@ -73,34 +51,10 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def row(struct: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> str:
-    """Return a field's line of the table."""
-    if field.default is not msgspec.NODEFAULT:
-        default = f"`{_plain(field.default)}`"
-    else:
-        default = "required" if field.required else "`{}`"
-    low_high = RANGES.get(field.name)
-    limits = f"{low_high[0]:,} to {low_high[1]:,}" if low_high else ""
-    return f"| `{field.name}` | {default} | {limits} | {meaning(struct, field.name)} |"
-
-
-def meaning(struct: type[msgspec.Struct], name: str) -> str:
-    """Return what the class's docstring says of a field, on one line."""
-    found = re.search(
-        rf"^    {name}: (.*?)(?=^    \w+: |\Z)",
-        inspect.getdoc(struct) or "",
-        re.MULTILINE | re.DOTALL,
-    )
-    assert found, f"{struct.__name__}.{name} is not documented"
-    return " ".join(found.group(1).split())
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "none"
-    return getattr(value, "value", value)
+def row(key: Key) -> str:
+    """Return a key's line of the table."""
+    default = key.default if key.default == "required" else f"`{key.default}`"
+    return f"| `{key.name}` | {default} | {key.allowed} | {key.meaning} |"
 
 
 if __name__ == "__main__":

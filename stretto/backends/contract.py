@@ -43,6 +43,9 @@ class Capabilities:
         max_step_s: A step longer than this many seconds counts as no progress.
         media: Facts for the edge, for example `{"rate_hz": 24000, "channels": 1}`.
         voices: Voice names that requests may ask for; empty if the stage has none.
+        devices: Kinds of devices it can compute on. One that names more than `cpu` is made with the
+            keyword argument `device`, which is `cpu` or `cuda`; the GPU that it is meant for is then the
+            only one that it sees.
     """
 
     kind: Kind = "function"
@@ -53,6 +56,7 @@ class Capabilities:
     max_step_s: float = 30.0
     media: Mapping[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     voices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,54 +34,70 @@ Pipelines = Annotated[
 ]
 
 
+Host = Annotated[
+    str | None,
+    typer.Option("--host", help="Address to bind. [default: 127.0.0.1]", show_default=False),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port", help="TCP port; 0 takes a free one. [default: 8000]", show_default=False
+    ),
+]
+ApiProcessCount = Annotated[
+    int | None,
+    typer.Option(
+        "--api-processes",
+        metavar="N",
+        help="Processes that serve HTTP on the port. [default: 1]",
+        show_default=False,
+    ),
+]
+Replicas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replicas",
+        metavar="STAGE=N",
+        help="Replicas of a stage; repeat for more stages.",
+        show_default=False,
+    ),
+]
+DrainTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--drain-timeout",
+        metavar="SECONDS",
+        help="How long SIGTERM waits for running requests.",
+        show_default=False,
+    ),
+]
+Restart = Annotated[
+    bool | None,
+    typer.Option("--restart/--no-restart", help="Restart a dead orchestrator.", show_default=False),
+]
+EventLog = Annotated[
+    str | None,
+    typer.Option(
+        "--event-log",
+        metavar="FILE",
+        help="Write the router's events as JSON lines.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 @app.command()
 def serve(
     pipelines: Pipelines = None,
     *,
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to bind. [default: 127.0.0.1]", show_default=False),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="TCP port; 0 takes a free one. [default: 8000]", show_default=False),
-    ] = None,
-    api_processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Processes that serve HTTP on the port. [default: 1]",
-            show_default=False,
-        ),
-    ] = None,
-    replicas: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STAGE=N",
-            help="Replicas of a stage; repeat for more stages.",
-            show_default=False,
-        ),
-    ] = None,
-    drain_timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="How long SIGTERM waits for running requests.",
-            show_default=False,
-        ),
-    ] = None,
-    restart: Annotated[
-        bool | None,
-        typer.Option(
-            "--restart/--no-restart", help="Restart a dead orchestrator.", show_default=False
-        ),
-    ] = None,
-    event_log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Write the router's events as JSON lines.", show_default=False
-        ),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    api_processes: ApiProcessCount = None,
+    replicas: Replicas = None,
+    drain_timeout: DrainTimeout = None,
+    restart: Restart = None,
+    event_log: EventLog = None,
     debug: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +152,113 @@ def say(
         say_by_engine(said, options, output)
     else:
         say_by_server(url, said, options, output)
+
+
+@app.command()
+def doctor(
+    pipelines: Pipelines = None,
+    *,
+    self_test: Annotated[
+        bool, typer.Option("--self-test/--no-self-test", help="Have one sentence made.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Look at what this machine offers to a pipeline, and have it make one sentence."""
+    from stretto.cli.doctor import examine
+
+    code = examine(
+        pipelines or ["speech"], os.environ, typer.echo, as_json=as_json, self_test=self_test
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    log: Annotated[
+        Path, typer.Argument(help="A file that `stretto serve --event-log` has written.")
+    ],
+    *,
+    until: Annotated[
+        int | None, typer.Option(metavar="LINE", help="Stop after this line.", show_default=False)
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Show this request, by its id or the client's.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run an event log through a fresh router and say whether the same comes out."""
+    from stretto.cli.replaying import replay_log
+
+    raise typer.Exit(replay_log(log, typer.echo, until=until, request=request))
+
+
+config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)
+app.add_typer(config, name="config")
+
+
+@config.command("show")
+def config_show(
+    pipelines: Pipelines = None,
+    *,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Show defaults too, each value with its source.")
+    ] = False,
+    host: Host = None,
+    port: Port = None,
+    api_processes: ApiProcessCount = None,
+    replicas: Replicas = None,
+    drain_timeout: DrainTimeout = None,
+    restart: Restart = None,
+    event_log: EventLog = None,
+) -> None:
+    """Print what is set and by whom: flag, variable, file and line."""
+    from stretto.cli.configuring import show
+    from stretto.config.overrides import flag_overrides
+
+    overrides = flag_overrides(
+        host=host,
+        port=port,
+        api_processes=api_processes,
+        drain_timeout_s=drain_timeout,
+        restart=restart,
+        event_log=event_log,
+        replicas=replicas or [],
+    )
+    show(pipelines or ["speech"], os.environ, overrides, typer.echo, resolved=resolved)
+
+
+@config.command("check")
+def config_check(
+    pipelines: Annotated[
+        list[str], typer.Argument(metavar="PIPELINE...", help="Files or built-in pipelines.")
+    ],
+) -> None:
+    """Name every mistake with file, line and key; nothing is started."""
+    from stretto.cli.configuring import check
+
+    check(pipelines, os.environ, typer.echo)
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of a pipeline file, for editors."""
+    from stretto.cli.configuring import schema
+
+    schema(typer.echo)
+
+
+@config.command("explain")
+def config_explain(
+    key: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="For example server.port, or a section.")
+    ] = "",
+) -> None:
+    """Say what a key means, what it may be, and what sets it."""
+    from stretto.cli.configuring import explain
+
+    raise typer.Exit(explain(key, typer.echo))
 
 
 @app.command()

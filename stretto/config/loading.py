@@ -101,9 +101,18 @@ def resolve(
         pipelines=tuple(file.pipeline for file in files),
         server=reader.struct(ServerSettings, sections.get("server"), "server"),
         orchestrator=orchestrator,
+        module_folders=_module_folders(pipelines),
     )
     mistakes.raise_if_any()
     return Resolved(settings=settings, sources=reader.sources)
+
+
+def _module_folders(pipelines: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of the pipeline files; built-in pipelines have none."""
+    folders = (
+        str(Path(item).resolve().parent) for item in pipelines if item not in built_in_pipelines()
+    )
+    return tuple(dict.fromkeys(folders))
 
 
 def _opened(item: str, mistakes: Mistakes) -> Node | None:

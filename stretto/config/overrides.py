@@ -20,6 +20,17 @@ PREFIX = "STRETTO_"
 FLAT_NAMES: tuple[str, ...] = ()
 """Variables that are no configuration keys. A name must be here, or be a key, to be accepted."""
 
+FLAGS: Mapping[str, str] = {
+    "server.host": "--host",
+    "server.port": "--port",
+    "server.api_processes": "--api-processes",
+    "server.drain_timeout_s": "--drain-timeout",
+    "orchestrator.restart": "--restart",
+    "orchestrator.event_log": "--event-log",
+    "stages.<name>.replicas": "--replicas",
+}
+"""The flag of `stretto serve` that sets a key, by the key."""
+
 _MAX_PATH = 32
 _SECTIONS = ("server", "orchestrator", "stages")
 
@@ -66,16 +77,18 @@ def flag_overrides(
     Raises:
         ConfigError: A `--replicas` has another form.
     """
-    given: list[tuple[str, Scalar, str]] = [
-        ("server.host", host, "--host"),
-        ("server.port", port, "--port"),
-        ("server.api_processes", api_processes, "--api-processes"),
-        ("server.drain_timeout_s", drain_timeout_s, "--drain-timeout"),
-        ("orchestrator.restart", restart, "--restart" if restart else "--no-restart"),
-        ("orchestrator.event_log", event_log, "--event-log"),
-    ]
+    given: dict[str, Scalar] = {
+        "server.host": host,
+        "server.port": port,
+        "server.api_processes": api_processes,
+        "server.drain_timeout_s": drain_timeout_s,
+        "orchestrator.restart": restart,
+        "orchestrator.event_log": event_log,
+    }
     overrides = [
-        Override.of_flag(key, value, flag) for key, value, flag in given if value is not None
+        Override.of_flag(key, value, "--no-restart" if value is False else FLAGS[key])
+        for key, value in given.items()
+        if value is not None
     ]
     mistakes = Mistakes()
     for text in replicas:

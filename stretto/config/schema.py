@@ -32,6 +32,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_batch": (1, 4096),
     "max_wait_ms": (0, 10_000),
     "threads": (1, 256),
+    "memory_bytes": (64 * 1024**2, _TIB),
     "chunk_timeout_s": (0.1, _DAY_S),
     "start_timeout_s": (0.1, _DAY_S),
     "shared_memory_bytes": (0, _TIB),
@@ -61,6 +62,11 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "window_bytes": (1, _TIB),
 }
 """The accepted range of each number, both ends included."""
+
+FORMS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
+    "device": (re.compile(r"cpu|cuda(:[0-9]{1,3})?"), "cpu, cuda, or cuda:N for the N-th GPU"),
+}
+"""What each text must look like that has a form of its own, and how that is said."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -127,7 +133,9 @@ class Reader:
                 self.sources[to] = DEFAULT
         return {name: value for name, value in values.items() if value is not UNSET}
 
-    def _value(self, field: inspect.Field, node: Node, key: str, path: str) -> object:
+    def _value(  # noqa: C901 - one arm per kind of type
+        self, field: inspect.Field, node: Node, key: str, path: str
+    ) -> object:
         """Return the field's value, or `UNSET` with a mistake noted."""
         if node.value is UNSET:
             return UNSET
@@ -142,15 +150,29 @@ class Reader:
             case inspect.EnumType(cls=cls):
                 name = self._choice(node, key, [str(member.value) for member in cls])
                 value = UNSET if name is UNSET else cls(name)
-            case inspect.UnionType() if node.value is None or node.value == Text(""):
+            case inspect.UnionType() if node.value in (None, Text("null")):
+                value = None
+            case inspect.UnionType(types=types) if any(
+                isinstance(each, inspect.IntType) for each in types
+            ):
+                value = self._number(node, key, field.name, whole=True)
+            case inspect.UnionType() if node.value == Text(""):
                 value = None
             case inspect.DictType(value_type=inspect.StrType()):
                 value = self._variables(node, key, path)
             case inspect.DictType():
                 value = self._free(node, key, path)
             case _:
-                value = self.text(node, key) or UNSET
+                value = self._formed(field.name, self.text(node, key), node, key)
         return value
+
+    def _formed(self, name: str, text: str, node: Node, key: str) -> object:
+        """Return text that has the form of its field, or `UNSET` with a mistake noted."""
+        form = FORMS.get(name)
+        if text and form is not None and not form[0].fullmatch(text):
+            self.mistakes.add(node.origin, key, f"{shown(text)} is not {form[1]}")
+            return UNSET
+        return text or UNSET
 
     def _number(self, node: Node, key: str, name: str, *, whole: bool) -> object:
         low, high = RANGES[name]

@@ -25,6 +25,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_batch: How many tasks one step advances at most.
         max_wait_ms: How long a step may wait for more tasks to batch; 0 steps at once.
         threads: Compute threads of one replica (BLAS, OpenMP, ONNX Runtime).
+        device: Where it computes: `cpu`, `cuda`, or `cuda:N` for the N-th GPU. Others are hidden from it.
+        memory_bytes: Most memory that one replica may allocate; `null` sets no limit.
         recovery: `retry` repeats a task of which nothing was forwarded; `fail` never repeats.
         chunk_timeout_s: Longest silence of a running task that could go on, in seconds.
         start_timeout_s: Longest silence of a loading replica, in seconds.
@@ -40,6 +42,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 8
     max_wait_ms: float = 0.0
     threads: int = 1
+    device: str = "cpu"
+    memory_bytes: int | None = None
     recovery: Literal["retry", "fail"] = "retry"
     chunk_timeout_s: float = 30.0
     start_timeout_s: float = 120.0
@@ -97,12 +101,21 @@ class OrchestratorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a deployment is told."""
+    """Everything that a deployment is told.
+
+    Attributes:
+        stages: The pools.
+        pipelines: The graphs over them.
+        server: The HTTP edge.
+        orchestrator: The orchestrator.
+        module_folders: Where replicas find modules besides the usual places: beside the pipeline files.
+    """
 
     stages: tuple[StageSettings, ...]
     pipelines: tuple[PipelineSpec, ...]
     server: ServerSettings = ServerSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
+    module_folders: tuple[str, ...] = ()
 
     def deployment(self) -> Deployment:
         """Return the router's part; not yet validated."""

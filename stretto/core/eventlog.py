@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stretto.core.commands import AnyCommand
-from stretto.core.events import AnyEvent
+from stretto.core.events import AnyEvent, request_of
 from stretto.core.graph import Deployment
 from stretto.core.router import Router
 from stretto.errors import InvalidTransition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from stretto.types import RequestId
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -53,17 +55,21 @@ def record_line(
     return _ENCODER.encode(Record(event=event, commands=commands, error=error)) + b"\n"
 
 
-def replay(lines: Iterable[bytes]) -> tuple[Router, Divergence | None]:
+def replay(
+    lines: Iterable[bytes], seen: Callable[[tuple[int, Record]], object] | None = None
+) -> tuple[Router, Divergence | None]:
     """Run a log through a fresh router.
 
     Args:
         lines: The log, header first. A torn last line, as a crash leaves it, ends the replay.
+        seen: Called with the number and the content of each line that was replayed.
 
     Returns:
         The router in its final state, and the first line that came out differently.
 
     Raises:
-        msgspec.ValidationError: A line is not of this format.
+        StopIteration: There is no line.
+        msgspec.MsgspecError: A line is not of this format.
     """
     iterator = iter(lines)
     router = Router(msgspec.json.decode(next(iterator), type=Deployment))
@@ -72,6 +78,8 @@ def replay(lines: Iterable[bytes]) -> tuple[Router, Divergence | None]:
             break
         logged = _RECORD_DECODER.decode(line)
         replayed = _step(router, logged.event)
+        if seen is not None:
+            seen((number, logged))
         if _ENCODER.encode(replayed) != _ENCODER.encode(logged):
             return router, Divergence(line=number, logged=logged, replayed=replayed)
     return router, None
@@ -82,3 +90,9 @@ def _step(router: Router, event: AnyEvent) -> Record:
         return Record(event=event, commands=router.handle(event))
     except InvalidTransition as error:
         return Record(event=event, error=error.detail)
+
+
+def requests_of(record: Record) -> tuple[RequestId, ...]:
+    """Return the requests that an event, or one of its commands, names."""
+    named = (request_of(each) for each in (record.event, *record.commands))
+    return tuple(dict.fromkeys(request for request in named if request is not None))

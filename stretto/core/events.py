@@ -289,3 +289,12 @@ def payloads_of(event: AnyEvent) -> tuple[PayloadRef, ...]:
             return payloads
         case _:
             return ()
+
+
+def request_of(item: object) -> RequestId | None:
+    """Return the request that an event or a command is about, `None` if it is about none."""
+    task = getattr(item, "task", None)
+    if isinstance(task, TaskKey):
+        return task.request
+    request = getattr(item, "request", None)
+    return RequestId(request) if isinstance(request, str) else None

@@ -267,7 +267,7 @@ class Request:
         self.started_at: float | None = None
         self.expires_at = 0.0
         self.check_s = 0.0
-        self.story = Story()
+        self.story = Story(submitted.label)
         self.edges: dict[EdgeId, EdgeFlow] = {
             edge.id: EdgeFlow(edge, is_limiting=edge.id not in plan.buffered)
             for stage in plan.stages

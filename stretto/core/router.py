@@ -54,6 +54,7 @@ from stretto.core.holds import Holds
 from stretto.core.requests import Request, RequestState, Task, TaskState
 from stretto.core.slots import LIVE, Pool, Replica, ReplicaPhase
 from stretto.core.supervision import Supervision
+from stretto.core.waiting import OpenRequest, open_request
 from stretto.core.waits import shortest_s, waits_of
 from stretto.errors import Failure, FailureKind, InvalidTransition
 from stretto.types import (
@@ -280,6 +281,24 @@ class Router:
         """Return what happened to a live or recently ended request; `None` if it is not known."""
         live = self._requests.get(request)
         return live.story if live is not None else self._archive.get(request)
+
+    def named(self, name: str) -> tuple[RequestId, ...]:
+        """Return the requests, live or recently ended, that have this name or this label."""
+        live = [(request.id, request.story.label) for request in self._requests.values()]
+        ended = [(request, story.label) for request, story in self._archive.items()]
+        return tuple(request for request, label in (*ended, *live) if name in (request, label))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names and labels by which `named` finds something."""
+        found = [*self._requests, *self._archive]
+        labels = [
+            s.label for s in (*(r.story for r in self._requests.values()), *self._archive.values())
+        ]
+        return tuple(dict.fromkeys((*found, *filter(None, labels))))
+
+    def waiting(self, now: float) -> tuple[OpenRequest, ...]:
+        """Return every open request with what it waits for, oldest first."""
+        return tuple(open_request(request, self._pools, now) for request in self._requests.values())
 
     def state_of(self, request: RequestId) -> RequestState:
         """Return where a request stands; `DONE` if it is not known, or not any more."""

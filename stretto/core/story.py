@@ -21,13 +21,18 @@ class StoryEntry(msgspec.Struct, frozen=True):
 
 
 class Story:
-    """A ring of the last 64 lines; the same line twice in a row is one line with a count."""
+    """A ring of the last 64 lines; the same line twice in a row is one line with a count.
 
-    __slots__ = ("_entries", "_last_at", "_last_count", "_last_what")
+    Attributes:
+        label: The client's own name of the request.
+    """
+
+    __slots__ = ("_entries", "_last_at", "_last_count", "_last_what", "label")
 
     CAPACITY = 64
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "") -> None:
+        self.label = label
         self._entries: deque[StoryEntry] = deque(maxlen=self.CAPACITY - 1)
         self._last_at = 0.0
         self._last_what = ""

@@ -12,15 +12,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from stretto.core.events import AnyEvent, DeadlinePassed, RequestBroken, payloads_of
+from stretto.core.events import AnyEvent, DeadlinePassed, RequestBroken, payloads_of, request_of
 from stretto.errors import InvalidTransition
-from stretto.types import Clock, RequestId, TaskKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.core.commands import AnyCommand
     from stretto.core.router import Router
+    from stretto.types import Clock
 
 EVENTS_PER_TURN = 64
 """How many events one inbox may have handled per turn."""
@@ -168,7 +168,7 @@ class Dispatcher:
         """The router changed nothing: only the request that the event names is broken."""
         for observer in self._observers:
             observer.observe(event, (), error.detail)
-        request = _request_of(event)
+        request = request_of(event)
         if request is None:
             raise error
         self.post(
@@ -197,11 +197,3 @@ class Dispatcher:
         self._timer = None
         self._timer_at = None
         self.post(DeadlinePassed(now=self._clock()))
-
-
-def _request_of(event: AnyEvent) -> RequestId | None:
-    task = getattr(event, "task", None)
-    if isinstance(task, TaskKey):
-        return task.request
-    request = getattr(event, "request", None)
-    return RequestId(request) if isinstance(request, str) else None

@@ -12,7 +12,7 @@ import uvloop
 
 from stretto.errors import ConfigError, StrettoError
 from stretto.replica.runtime import Replica
-from stretto.replica.settings import RuntimeSettings, cap_threads
+from stretto.replica.settings import RuntimeSettings, cap_threads, hide_devices, limit_memory
 from stretto.types import LaunchSpec
 
 
@@ -20,7 +20,10 @@ def run(spec_line: bytes) -> NoReturn:
     """Live as the specification says, then exit."""
     try:
         spec = msgspec.json.decode(spec_line, type=LaunchSpec)
-        cap_threads(spec, RuntimeSettings.of(spec.runtime))
+        settings = RuntimeSettings.of(spec.runtime)
+        cap_threads(spec, settings)
+        hide_devices(spec, settings)
+        limit_memory(settings)
     except (msgspec.MsgspecError, ConfigError) as error:
         sys.exit(f"the specification is wrong: {error}")
     uvloop.run(_live(spec))

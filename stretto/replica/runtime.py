@@ -135,9 +135,13 @@ class Replica:
     def _load(self) -> Backend | StartFailed:
         """Make the backend ready; this runs in the compute thread."""
         try:
+            sys.path += [f for f in self._settings.module_folders if f not in sys.path]
             cls = backend_class(self._spec.backend)
-            _check_capabilities(self._spec.backend, getattr(cls, "capabilities", None))
-            backend = cast("Backend", cls(**self._spec.options))
+            capabilities = _checked_capabilities(
+                self._spec.backend, getattr(cls, "capabilities", None)
+            )
+            options = {**self._device(capabilities), **self._spec.options}
+            backend = cast("Backend", cls(**options))
             backend.load(self._report)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may fail to load in any way
             if isinstance(error, StrettoError):
@@ -146,6 +150,21 @@ class Replica:
             traceback.print_exception(error)
             return StartFailed(sendable(f"{type(error).__name__}: {error}"))
         return backend
+
+    def _device(self, capabilities: Capabilities) -> dict[str, str]:
+        """Return the keyword argument of a backend that can choose where it computes.
+
+        Raises:
+            ConfigError: It can't compute on the device that the stage is given.
+        """
+        kind = self._settings.device.partition(":")[0]
+        if kind not in capabilities.devices:
+            allowed = " or ".join(capabilities.devices)
+            raise ConfigError(
+                f"stage {self._spec.replica.stage!r} is given device {self._settings.device!r}, but backend "
+                f"{self._spec.backend!r} computes on {allowed} only: set `device: {capabilities.devices[0]}`"
+            )
+        return {"device": kind} if len(capabilities.devices) > 1 else {}
 
     def _driver_of(self, backend: Backend) -> Driver:
         parts = Parts(
@@ -236,8 +255,8 @@ class Replica:
         self._link_closed.set_result(None)
 
 
-def _check_capabilities(backend: str, capabilities: object) -> None:
-    """Refuse a backend that the runtime could not serve correctly.
+def _checked_capabilities(backend: str, capabilities: object) -> Capabilities:
+    """Return what a backend declares; refuse one that the runtime could not serve correctly.
 
     Raises:
         ConfigError: It says why, and what to change.
@@ -256,3 +275,4 @@ def _check_capabilities(backend: str, capabilities: object) -> None:
             f"backend {backend!r} declares that its tasks can't be held back one by one, but the runtime "
             "does that in both forms, `run` and `step`: drop `pausable=False`"
         )
+    return capabilities

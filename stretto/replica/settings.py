@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -31,6 +32,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_batch: How many tasks one step advances at most.
         max_wait_ms: How long a step may wait for more tasks to batch; 0 steps at once.
         threads: Compute threads of the numerical libraries.
+        device: `cpu`, `cuda` or `cuda:N`.
+        memory_bytes: Most memory that the process may allocate.
+        module_folders: Where modules are found besides the usual places.
         recovery: `fail` overrides a backend whose tasks could be repeated.
         shared_memory_bytes: Budget for payload files; beyond it payloads go inline.
         payload_owner: Name under which payload files are written; the launch's nonce if empty.
@@ -40,6 +44,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 8
     max_wait_ms: float = 0.0
     threads: int = 1
+    device: str = "cpu"
+    memory_bytes: int | None = None
+    module_folders: tuple[str, ...] = ()
     recovery: Literal["retry", "fail"] = "retry"
     shared_memory_bytes: int = 256 * 1024 * 1024
     payload_owner: str = ""
@@ -70,3 +77,50 @@ def cap_threads(spec: LaunchSpec, settings: RuntimeSettings) -> None:
     """
     for name in THREAD_VARIABLES:
         os.environ[name] = spec.environment.get(name, str(settings.threads))
+
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def hide_devices(spec: LaunchSpec, settings: RuntimeSettings) -> None:
+    """Let libraries see only the GPU that this replica is meant for; only works before they are imported.
+
+    `cuda:N` counts those that this process may see. What the stage's own environment says goes first.
+
+    Raises:
+        ConfigError: There is no such GPU among those that may be seen.
+    """
+    if VISIBLE_GPUS in spec.environment:
+        return
+    kind, _, number = settings.device.partition(":")
+    if kind == "cpu":
+        os.environ[VISIBLE_GPUS] = ""
+    elif number:
+        os.environ[VISIBLE_GPUS] = _nth_gpu(int(number), settings.device)
+
+
+def _nth_gpu(number: int, device: str) -> str:
+    seen = os.environ.get(VISIBLE_GPUS)
+    if seen is None:
+        return str(number)
+    names = [name.strip() for name in seen.split(",") if name.strip()]
+    if number >= len(names):
+        raise ConfigError(f"device {device}: {VISIBLE_GPUS}={seen!r} shows only {len(names)} GPUs")
+    return names[number]
+
+
+def limit_memory(settings: RuntimeSettings) -> None:
+    """Make allocations beyond the limit fail in this process, before they hurt others.
+
+    Raises:
+        ConfigError: The process may not have so much.
+    """
+    if settings.memory_bytes is None:
+        return
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (settings.memory_bytes, hard))
+    except ValueError as error:
+        raise ConfigError(
+            f"memory_bytes: {settings.memory_bytes} is above this process's own limit, {hard}"
+        ) from error

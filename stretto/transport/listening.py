@@ -29,6 +29,12 @@ def private_directory(run_id: str) -> RunDirectory:
     return RunDirectory.create(run_id, socket_base())
 
 
+def longest_socket_path(base: str) -> int:
+    """Return how many bytes a run's socket paths leave unused under a folder; negative if too long."""
+    longest = f"{base}/stretto-{os.getuid()}-{'0' * 12}/replicas-1000.sock"
+    return _MAX_PATH_BYTES - len(os.fsencode(longest))
+
+
 def listen_unix(path: str) -> socket.socket:
     """Return a non-blocking socket that listens on `path`, which only this user may connect to.
 

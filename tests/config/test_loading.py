@@ -165,14 +165,60 @@ def test_a_misspelt_key_of_any_level_is_refused(path: str, key: str) -> None:
 @pytest.mark.parametrize(
     "key", [key for key in keys_of_every_level() if key.rpartition(".")[2] in RANGES]
 )
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "10s", "", "1e300", "[]"])
-def test_no_number_takes_a_value_that_switches_it_off_by_accident(
-    path: str, key: str, text: str
+@pytest.mark.parametrize("text", ["-1", ".nan", ".inf", "nan", "10s", '""', "1e300", "[]"])
+@pytest.mark.parametrize("way", ["environment", "file"])
+def test_situation_J5_no_number_takes_a_value_that_switches_it_off_by_accident(
+    path: str, key: str, text: str, way: str
 ) -> None:
-    """Negative, endless, empty and unit-bearing values are refused everywhere."""
-    name = f"STRETTO_{key.upper().replace('.', '__')}"
-    with pytest.raises(ConfigError, match=r"is not a (whole )?number from"):
-        load_settings([path], environ={name: text})
+    """Negative, endless, empty and unit-bearing values are refused, with the key's name and its range."""
+    environ: dict[str, str] = {}
+    if way == "environment":
+        environ[f"STRETTO_{key.upper().replace('.', '__')}"] = text.strip('"')
+    else:
+        Path(path).write_text(with_value(key, text))
+    with pytest.raises(ConfigError, match=r"is not a (whole )?number from .* to ") as caught:
+        load_settings([path], environ=environ)
+    assert key.rpartition(".")[2] in str(caught.value)
+
+
+def with_value(key: str, text: str) -> str:
+    """Return the file with one value set to a text."""
+    if key == "stages.first.inputs.text.mode":
+        return FILE.replace("mode: full", f"mode: {text}")
+    section, _, name = key.rpartition(".")
+    lines = [line for line in FILE.splitlines() if not line.strip().startswith(f"{name}:")]
+    at, indent = {
+        "server": (lines.index("server:"), "  "),
+        "orchestrator": (lines.index("orchestrator:"), "  "),
+        "orchestrator.limits": (lines.index("orchestrator:"), "  "),
+        "stages.first": (lines.index("  first:"), "    "),
+    }[section]
+    if section == "orchestrator.limits":
+        lines = [line for line in lines if not line.strip().startswith("limits:")]
+        lines.insert(at + 1, f"  limits: {{{name}: {text}}}")
+    else:
+        lines.insert(at + 1, f"{indent}{name}: {text}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "cuda:1000", "0"])
+def test_a_device_has_a_form(path: str, device: str) -> None:
+    """The text says what it may be."""
+    with pytest.raises(ConfigError, match="cpu, cuda, or cuda:N"):
+        load_settings([path], environ={"STRETTO_STAGES__FIRST__DEVICE": device})
+
+
+def test_memory_is_a_number_or_nothing(path: str) -> None:
+    """`null` is no limit, as nothing at all is."""
+    name = "STRETTO_STAGES__FIRST__MEMORY_BYTES"
+    for text, expected in (("null", None), ("100000000", 100_000_000)):
+        assert load_settings([path], environ={name: text}).stages[0].memory_bytes == expected
+
+
+def test_modules_are_found_beside_the_files(path: str) -> None:
+    """Built-in pipelines have no folder."""
+    settings = load_settings([path, "scripted"], environ={})
+    assert settings.module_folders == (str(Path.cwd()),)
 
 
 def test_every_number_has_a_range_that_holds_its_default() -> None:
@@ -186,6 +232,11 @@ def test_every_number_has_a_range_that_holds_its_default() -> None:
                 assert isinstance(field.default, int | float)
                 assert low <= field.default <= high, field.name
                 numbers[field.name] = field.default
+            elif isinstance(field.type, inspect.UnionType) and any(
+                isinstance(kind, inspect.IntType) for kind in field.type.types
+            ):
+                assert field.default is None
+                numbers[field.name] = RANGES[field.name][0]
     assert set(numbers) == set(RANGES)
 
 

@@ -25,7 +25,12 @@ CORE_MAY_IMPORT = {
 }
 """All that the router may know of the world; what is not named here needs a reason."""
 
-EXTRAS = {"backends": ("speech",), "cli": ("server",), "server": ("server",)}
+EXTRAS = {
+    "audio": ("server",),
+    "backends": ("speech",),
+    "cli": ("server",),
+    "server": ("server",),
+}
 """Folders that may import more than the package's plain dependencies."""
 
 PART_OF = {"pydantic_core": "pydantic"}

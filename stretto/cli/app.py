@@ -194,6 +194,33 @@ def replay(
     raise typer.Exit(replay_log(log, typer.echo, until=until, request=request))
 
 
+OnlyRun = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="Ask this engine only.", show_default=False),
+]
+
+
+@app.command()
+def ps(*, run: OnlyRun = None, as_json: AsJson = False) -> None:
+    """List the engines that run, their replicas, and what each open request waits for."""
+    from stretto.cli.asking import list_runs
+
+    raise typer.Exit(list_runs(typer.echo, only=run, as_json=as_json))
+
+
+@app.command()
+def story(
+    request: Annotated[str, typer.Argument(help="The engine's id, or the client's x-request-id.")],
+    *,
+    run: OnlyRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what happened to a request, open or just ended, and what it waits for."""
+    from stretto.cli.asking import tell_story
+
+    raise typer.Exit(tell_story(request, typer.echo, only=run, as_json=as_json))
+
+
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)
 app.add_typer(config, name="config")
 

@@ -37,6 +37,13 @@ def bind(host: str, port: int, number: int = 1) -> list[socket.socket]:
     return bound
 
 
+def url_of(listener: socket.socket) -> str:
+    """Return the address under which this machine reaches a listening socket."""
+    host, port = listener.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
 def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

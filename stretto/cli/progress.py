@@ -77,12 +77,8 @@ class Progress:
             f"the orchestrator (epoch {epoch}) died: {reason}; requests in flight have failed"
         )
 
-    def ready(
-        self, host: str, port: int, pipelines: Sequence[PipelineInfo], elapsed_s: float
-    ) -> None:
+    def ready(self, url: str, pipelines: Sequence[PipelineInfo], elapsed_s: float) -> None:
         """Say that requests are served, and how to make one."""
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-        url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         speaks = any(name == "audio" for each in pipelines for name, _ in each.outputs)
         usage = SPEECH_TEXT.format(url=url) if speaks else OTHER_TEXT
         names = ", ".join(each.name for each in pipelines)

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from stretto import __version__
 from stretto.cli import exits, http_port
 from stretto.cli.api_processes import ApiProcesses
+from stretto.cli.asking import Facts, write_facts
 from stretto.cli.progress import Progress
 from stretto.core.graph import validated
 from stretto.engine.client import EngineClient
@@ -107,6 +109,7 @@ class _Server:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             self._orchestrator.start()
+            self._write_facts()
             self._api.start(self._orchestrator.run, self._orchestrator.channel_path)
             async with asyncio.TaskGroup() as tasks:
                 watchers = [
@@ -187,13 +190,20 @@ class _Server:
         finally:
             await client.aclose()
 
+    def _write_facts(self) -> None:
+        """Leave for `stretto ps` what it can't learn otherwise."""
+        url = http_port.url_of(self._listeners[0])
+        names = tuple(pipeline.name for pipeline in self._settings.pipelines)
+        facts = Facts(url=url, pipelines=names, version=__version__, started_at=time.time())
+        write_facts(self._orchestrator.channel_path, facts)
+
     def _tell_ready(self, client: EngineClient) -> None:
         for view in client.readiness.stages:
             for state in view.replicas:
                 self._progress.replica(state)
         pipelines = () if client.latest is None else client.latest.welcome.pipelines
-        host, port = self._listeners[0].getsockname()[:2]
-        self._progress.ready(host, port, pipelines, time.monotonic() - self._started_at)
+        url = http_port.url_of(self._listeners[0])
+        self._progress.ready(url, pipelines, time.monotonic() - self._started_at)
 
     async def _watch_supervisor(self) -> None:
         reason = await self._orchestrator.wait_gave_up()

@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 import msgspec
 
@@ -29,7 +29,14 @@ from stretto.core.graph import Limits
 from stretto.engine.payloads import OutputPayloads, inline_payload
 from stretto.engine.readiness import Readiness
 from stretto.engine.stream import Inbox, Stream, Window
-from stretto.errors import Cancelled, EngineDead, InvalidRequest, StrettoError
+from stretto.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    StrettoError,
+)
 from stretto.messages import PROTOCOL_VERSION
 from stretto.messages import channel as wire
 from stretto.transport.connection import Connection, connect_unix
@@ -67,6 +74,14 @@ CLOSED = "engine_closed"
 ABSENT = "engine_absent"
 """Code of an `EngineDead` where nobody listens, or what listens is another version: no use in retrying."""
 
+ASK_TIMEOUT_S = 2.0
+"""How long a question waits for its answer, unless told otherwise."""
+
+MAX_ASKS = 64
+"""How many questions may wait for their answers on one channel."""
+
+Topic = Literal["status", "story", "metrics"]
+
 _CLOSE_S = 1.0
 """How long closing waits for unsent messages to be taken."""
 
@@ -79,6 +94,7 @@ class ChannelStatistics:
         open_requests: Requests without a terminal whose streams may still be read.
         abandoned_requests: Requests given up by their readers, without a terminal yet.
         waiting_aborts: Aborts that wait for their answer.
+        waiting_asks: Questions that wait for theirs.
         submitted_total: Requests submitted.
         received_total: Output messages received.
         dropped_late_total: Output messages of abandoned requests.
@@ -88,6 +104,7 @@ class ChannelStatistics:
     open_requests: int
     abandoned_requests: int
     waiting_aborts: int
+    waiting_asks: int
     submitted_total: int
     received_total: int
     dropped_late_total: int
@@ -115,6 +132,8 @@ class Channel:
         self._inboxes: dict[int, Inbox] = {}
         self._abandoned: set[int] = set()
         self._acknowledgements: dict[int, asyncio.Future[bool]] = {}
+        self._asks: dict[int, asyncio.Future[str]] = {}
+        self._asked = 0
         self._callbacks: list[ReplicaCallback] = []
         self._changed = asyncio.Event()
         self._received = 0
@@ -179,6 +198,7 @@ class Channel:
             open_requests=len(self._inboxes),
             abandoned_requests=len(self._abandoned),
             waiting_aborts=len(self._acknowledgements),
+            waiting_asks=len(self._asks),
             submitted_total=self._numbers,
             received_total=self._received,
             dropped_late_total=self._dropped_late,
@@ -266,6 +286,45 @@ class Channel:
             self._send(wire.Abort(number=number, acknowledge=True))
         return await asyncio.shield(answer)
 
+    # ---- questions
+
+    async def ask(
+        self, topic: Topic, argument: str = "", *, timeout_s: float = ASK_TIMEOUT_S
+    ) -> str:
+        """Ask the orchestrator something that changes nothing; return its answer.
+
+        Args:
+            topic: What about; see `stretto.messages.channel.Ask`.
+            argument: The subject, if the topic has one.
+            timeout_s: How long to wait for the answer.
+
+        Raises:
+            EngineDead: The channel has ended, now or while waiting.
+            DeadlineExceeded: No answer came in time; a late one is dropped.
+            Overloaded: Too many questions wait for their answers.
+            InvalidRequest: There is nothing by that name.
+        """
+        self._check_usable()
+        if len(self._asks) >= MAX_ASKS:
+            raise Overloaded(f"{MAX_ASKS} questions wait for their answers.", code="queue_full")
+        self._asked += 1
+        number = self._asked
+        answer = self._asks[number] = self._loop.create_future()
+        try:
+            self._send(wire.Ask(number, topic, argument))
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The orchestrator did not answer within {timeout_s:g} s."
+            ) from None
+        finally:
+            self._asks.pop(number, None)
+
+    def report(self, message: wire.HttpDone) -> None:
+        """Tell the orchestrator something for its metrics; never waits."""
+        self._send(message)
+
     # ---- stages
 
     def subscribe(self, callback: ReplicaCallback) -> Callable[[], None]:
@@ -349,7 +408,9 @@ class Channel:
                 start += payload.size_bytes
             self._handle(message, data)
 
-    def _handle(self, message: wire.Down, data: bytes | None) -> None:  # noqa: C901 - one arm each
+    def _handle(  # noqa: C901, PLR0912 - one arm each
+        self, message: wire.Down, data: bytes | None
+    ) -> None:
         match message:
             case wire.Output():
                 self._on_output(message, data)
@@ -373,6 +434,8 @@ class Channel:
                 self._wake()
             case wire.StageNotice(stage=stage, facts=facts):
                 self._readiness.stage(stage, facts)
+            case wire.Answer():
+                self._on_answer(message)
             case wire.Welcome():
                 self._on_welcome(message)
             case wire.Fatal(failure=failure):
@@ -425,6 +488,15 @@ class Channel:
         elif not answer.done():
             answer.set_result(stopped)
 
+    def _on_answer(self, message: wire.Answer) -> None:
+        answer = self._asks.pop(message.number, None)
+        if answer is None or answer.done():
+            self._dropped_late += 1
+        elif message.failure is not None:
+            answer.set_exception(message.failure.exception())
+        else:
+            answer.set_result(message.text)
+
     def _terminate(
         self, number: int, error: StrettoError | None, timings: Timings | None = None
     ) -> None:
@@ -457,8 +529,9 @@ class Channel:
             inbox.end(self._dead())
 
     def _end_answers(self) -> None:
-        answers, self._acknowledgements = self._acknowledgements, {}
-        for answer in answers.values():
+        aborts, self._acknowledgements = self._acknowledgements, {}
+        asks, self._asks = self._asks, {}
+        for answer in (*aborts.values(), *asks.values()):
             if not answer.done():
                 answer.set_exception(self._dead())
                 answer.exception()  # the one who asked may have been cancelled

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
     from stretto.core.commands import ReplicaState
     from stretto.core.graph import Limits
+    from stretto.messages.channel import HttpDone
     from stretto.types import RunId
+
+_MAX_UNREPORTED = 1000
+"""So many reports are kept between two lives; older ones are forgotten."""
 
 _MAX_HANG_UPS = 16
 """So many connections in a row that end before the welcome are a refusal, not a restart."""
@@ -58,6 +63,7 @@ class EngineClient:
         self._death: EngineDead | None = None
         self._task: asyncio.Task[None] | None = None
         self._callbacks: list[ReplicaCallback] = []
+        self._unreported: deque[HttpDone] = deque(maxlen=_MAX_UNREPORTED)
         self._changed = asyncio.Event()
 
     @property
@@ -140,6 +146,13 @@ class EngineClient:
                 callback(state)
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
+    def report(self, message: HttpDone) -> None:
+        """Tell the engine something for its metrics, the next life if there is none now."""
+        if self._channel is not None and self._channel.is_open:
+            self._channel.report(message)
+        else:
+            self._unreported.append(message)
+
     # ---- inside
 
     async def _follow(self) -> None:
@@ -159,6 +172,8 @@ class EngineClient:
             hang_ups = 0
             self._channel = channel
             self._become(EngineState.ALIVE)
+            while self._unreported:
+                channel.report(self._unreported.popleft())
             channel.subscribe(self._notify)
             for view in channel.readiness.stages:
                 for state in view.replicas:

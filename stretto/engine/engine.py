@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from stretto.core.events import Affinity
     from stretto.core.graph import Limits
-    from stretto.engine.channel import ChannelStatistics, ReplicaCallback
-    from stretto.messages.channel import PipelineInfo
+    from stretto.engine.channel import ChannelStatistics, ReplicaCallback, Topic
+    from stretto.messages.channel import HttpDone, PipelineInfo
 
 _STOP_S = 5.0
 """How long a closing engine gives its orchestrator; nothing runs any more by then."""
@@ -249,6 +249,20 @@ class Engine:
         """
         name = request.request if isinstance(request, Stream) else RequestId(request)
         return await self._started.channel.abort(name)
+
+    async def ask(self, topic: Topic, argument: str = "") -> str:
+        """Ask the orchestrator something that changes nothing; see `Channel.ask`.
+
+        Raises:
+            EngineDead: The engine is not running at this moment.
+            DeadlineExceeded: No answer came in time.
+            InvalidRequest: There is nothing by that name.
+        """
+        return await self._started.channel.ask(topic, argument)
+
+    def report(self, message: HttpDone) -> None:
+        """Tell the engine something for its metrics; never waits."""
+        self._started.report(message)
 
     # ---- what is known
 

@@ -80,6 +80,38 @@ class Viewed(_Message, frozen=True, tag=5):
     payload: PayloadRef
 
 
+class Ask(_Message, frozen=True, tag=6):
+    """A question about the engine that changes nothing; answered by `Answer` of the same number.
+
+    Attributes:
+        number: Counted by the asking process; not to be confused with a request's number.
+        topic: `status`, `story` or `metrics`.
+        argument: What about; for `story` a request's name or label.
+    """
+
+    number: int
+    topic: Literal["status", "story", "metrics"]
+    argument: str = ""
+
+
+class HttpDone(_Message, frozen=True, tag=7):
+    """An HTTP exchange has ended; for the metrics, whose one owner is the orchestrator.
+
+    Attributes:
+        endpoint: The route's template, or `other`; a bounded set.
+        code: Status; 499 if the client left before there was one.
+        duration_s: From the request's head to the end of the response.
+        first_audio_s: From the request's head to the first audio, if there was any.
+        audio_s: Playing time of the audio that was sent.
+    """
+
+    endpoint: str
+    code: int
+    duration_s: float
+    first_audio_s: float | None = None
+    audio_s: float = 0.0
+
+
 class PipelineInfo(_Message, frozen=True):
     """A pipeline's face: its inputs, and its outputs with the stage that makes each."""
 
@@ -182,7 +214,15 @@ class Closing(_Message, frozen=True, tag=42):
     """Nothing follows: the orchestrator closes this channel on purpose."""
 
 
-Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed
+class Answer(_Message, frozen=True, tag=43):
+    """The answer to an `Ask`: a text (JSON, or the metrics' own format), or why there is none."""
+
+    number: int
+    text: str
+    failure: Failure | None = None
+
+
+Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone
 Down: TypeAlias = (
     Welcome
     | Output
@@ -195,6 +235,7 @@ Down: TypeAlias = (
     | StageNotice
     | Fatal
     | Closing
+    | Answer
 )
 
 

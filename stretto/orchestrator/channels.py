@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from stretto.errors import Failure
     from stretto.messages.link import StageFacts
+    from stretto.orchestrator.answers import Answers
     from stretto.orchestrator.dispatcher import Dispatcher, Inbox
     from stretto.orchestrator.payloads import PayloadTable
 
@@ -55,6 +56,7 @@ class Channels:
         epoch: Which life of the orchestrator this is.
         clock: Monotonic seconds.
         welcome: Makes the welcome for a new channel.
+        answers: Answers questions, and takes what is told for the metrics.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Channels:
         epoch: int,
         clock: Clock,
         welcome: Callable[[ChannelId], channel.Welcome],
+        answers: Answers,
     ) -> None:
         self._dispatcher = dispatcher
         self._payloads = payloads
@@ -72,6 +75,7 @@ class Channels:
         self._epoch = epoch
         self._clock = clock
         self._make_welcome = welcome
+        self._answers = answers
         self._peers: dict[ChannelId, Peer] = {}
         self._voices: dict[ChannelEnd, Peer] = {}
         self._strangers = Strangers("channel", run)
@@ -170,10 +174,10 @@ class Channels:
                     return
                 continue
             size = sum(ref.size_bytes for ref in channel.inline_payloads(message))
-            self._dispatcher.post(
-                self._event(peer, message, body[offset : offset + size], now), peer.inbox
-            )
+            event = self._event(peer, message, body[offset : offset + size], now)
             offset += size
+            if event is not None:
+                self._dispatcher.post(event, peer.inbox)
 
     def _on_closed(self, connection: ChannelEnd, reason: str) -> None:
         self._strangers.left(connection)
@@ -207,7 +211,10 @@ class Channels:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(self, peer: Peer, message: channel.Up, body: memoryview, now: float) -> on.AnyEvent:
+    def _event(  # noqa: PLR0911 - one arm each
+        self, peer: Peer, message: channel.Up, body: memoryview, now: float
+    ) -> on.AnyEvent | None:
+        """Return the event that a message is; one that changes nothing is dealt with here."""
         match message:
             case channel.Submit():
                 return self._submitted(peer, message, body, now)
@@ -227,6 +234,12 @@ class Channels:
                     channel=peer.name,
                     acknowledge=message.acknowledge,
                 )
+            case channel.Ask():
+                peer.connection.send(self._answers.answer(message, now))
+                return None
+            case channel.HttpDone():
+                self._answers.http_done(message)
+                return None
             case channel.Hello():
                 return self._repeated_hello(peer, now)
             case _:

@@ -14,6 +14,8 @@ from stretto.core.router import Router, Statistics
 from stretto.errors import Failure, FailureKind, text_of
 from stretto.messages import PROTOCOL_VERSION, channel
 from stretto.observe import EventLogWriter
+from stretto.observe.metrics import Metrics
+from stretto.orchestrator.answers import Answers
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
 from stretto.orchestrator.executor import Executor
@@ -61,6 +63,7 @@ class Orchestrator:
         self._event_log = (
             None if event_log is None else EventLogWriter(event_log, self._router.deployment)
         )
+        self._metrics = Metrics(spec.epoch)
         self._payloads = PayloadTable(spec.shared_memory_dir)
         self._dispatcher = Dispatcher(
             self._router,
@@ -68,10 +71,16 @@ class Orchestrator:
             self._end_turn,
             self._crashed,
             time.monotonic,
-            () if self._event_log is None else (self._event_log,),
+            (self._metrics,) if self._event_log is None else (self._metrics, self._event_log),
         )
         self._channels = Channels(
-            self._dispatcher, self._payloads, spec.run, spec.epoch, time.monotonic, self._welcome
+            self._dispatcher,
+            self._payloads,
+            spec.run,
+            spec.epoch,
+            time.monotonic,
+            self._welcome,
+            Answers(self._router, self._metrics, spec.epoch),
         )
         self._links = Links(
             self._dispatcher, self._payloads, spec.run, time.monotonic, self._channels.learn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 import stretto
@@ -24,11 +24,16 @@ from stretto.server.speech_request import SpeechRequest, parse_speech_request
 from stretto.server.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp
 
+    from stretto.messages.channel import HttpDone
     from stretto.server.contract import SpeechEngine
 
 _DESCRIPTION = "OpenAI-compatible speech from a multi-stage pipeline. Errors have OpenAI's form."
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _AUDIO: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
@@ -52,13 +57,19 @@ _SPEECH_DOCS: dict[str, Any] = {
 class _Application(FastAPI):
     """FastAPI within our boundary, which thus sees its error replies too."""
 
-    def __init__(self, in_flight: InFlight, **options: Any) -> None:  # noqa: ANN401 - FastAPI's own
+    def __init__(
+        self,
+        in_flight: InFlight,
+        report: Callable[[HttpDone], None],
+        **options: Any,  # noqa: ANN401 - FastAPI's own
+    ) -> None:
         super().__init__(**options)
         self._in_flight = in_flight
+        self._report = report
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the application with the boundary around it."""
-        return Boundary(super().build_middleware_stack(), self._in_flight)
+        return Boundary(super().build_middleware_stack(), self._in_flight, self._report)
 
 
 def create_app(
@@ -82,6 +93,7 @@ def create_app(
     running = InFlight() if in_flight is None else in_flight
     app = _Application(
         running,
+        engine.report,
         title="Stretto",
         version=stretto.__version__,
         description=_DESCRIPTION,
@@ -142,6 +154,12 @@ def _add_status(app: FastAPI, status: Status) -> None:
         """Say whether to send requests here."""
         code, content = status.ready()
         return JSONResponse(content, code)
+
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return the whole server's metrics in Prometheus' text format."""
+        return Response(await status.metrics(), media_type=METRICS_TYPE)
 
     @app.head("/version", include_in_schema=False)
     @app.get("/version", tags=["server"])

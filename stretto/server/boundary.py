@@ -1,7 +1,7 @@
 """The outermost layer of the application: what every request gets, whatever becomes of it.
 
-A request id, the `Date` header, the end of the connection while the server shuts down, and one line in
-the log. Pure ASGI, so that nothing is put between a
+A request id, the `Date` header, the end of the connection while the server shuts down, one line in the log
+and one message for the metrics. Pure ASGI, so that nothing is put between a
 response and its connection.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
+from stretto.messages.channel import HttpDone
 from stretto.server.errors import CLIENT_LEFT
 
 if TYPE_CHECKING:
@@ -58,12 +59,26 @@ class HttpDate:
 class Boundary:
     """ASGI middleware; see the module.
 
-    It leaves `request_id` and `arrived_s` (monotonic) in the scope's state.
+    It leaves `request_id` and `arrived_s` (monotonic) in the scope's state, and finds `first_audio_s` and
+    `audio_s` there if there was audio.
+
+    Args:
+        app: What is inside.
+        in_flight: Says whether the server drains.
+        report: Takes what the metrics count.
+        date: Makes the `Date` header.
     """
 
-    def __init__(self, app: ASGIApp, in_flight: InFlight, date: HttpDate | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: InFlight,
+        report: Callable[[HttpDone], None],
+        date: HttpDate | None = None,
+    ) -> None:
         self._app = app
         self._in_flight = in_flight
+        self._report = report
         self._date = date or HttpDate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +96,7 @@ class Boundary:
             await self._app(scope, receive, exchange.send)
         finally:
             exchange.log(scope)
+            self._report(exchange.summary(scope))
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"date", self._date())]
@@ -116,6 +132,17 @@ class _Exchange:
             self._bytes += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)
         await self._send(message)
+
+    def summary(self, scope: Scope) -> HttpDone:
+        """Return what the metrics count."""
+        state = scope["state"]
+        return HttpDone(
+            endpoint=getattr(scope.get("route"), "path", "other"),
+            code=self._status,
+            duration_s=time.monotonic() - self.arrived_s,
+            first_audio_s=state.get("first_audio_s"),
+            audio_s=state.get("audio_s", 0.0),
+        )
 
     def log(self, scope: Scope) -> None:
         """Write the access line."""

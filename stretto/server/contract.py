@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
+    from stretto.engine.channel import Topic
     from stretto.engine.client import EngineState
     from stretto.engine.readiness import Readiness
     from stretto.engine.stream import OutputChunk
     from stretto.errors import StrettoError
-    from stretto.messages.channel import PipelineInfo
+    from stretto.messages.channel import HttpDone, PipelineInfo
     from stretto.types import Payload
 
 
@@ -48,6 +49,14 @@ class SpeechEngine(Protocol):
     @property
     def pipelines(self) -> tuple[PipelineInfo, ...]:
         """What can be asked for."""
+        ...
+
+    async def ask(self, topic: Topic, argument: str = "") -> str:
+        """Ask the orchestrator something that changes nothing."""
+        ...
+
+    def report(self, message: HttpDone) -> None:
+        """Tell it something for the metrics; never waits."""
         ...
 
     def generate(

@@ -141,6 +141,7 @@ class _Exchange:
             audio = _Audio(stream, model.pcm.frame_bytes, self._limits.first_chunk_timeout_s)
             send = self._send_streamed if asked.is_streamed else self._send_buffered
             await send(audio, encoder, model, asked)
+            self._scope["state"]["audio_s"] = model.pcm.duration_s(audio.size_bytes)
         finally:
             watch.cancel()
             stream.abort()
@@ -221,6 +222,7 @@ class _Exchange:
             "server-timing": server_timing(timings, time.monotonic() - self._arrived_s),
         }
         self._body = body
+        self._scope["state"]["first_audio_s"] = time.monotonic() - self._arrived_s
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
 

@@ -55,6 +55,15 @@ class Status:
             )
         return 200, self._stages("ready")
 
+    async def metrics(self) -> str:
+        """Return the whole server's metrics as text.
+
+        Raises:
+            EngineDead: The orchestrator, who keeps them, is gone.
+            DeadlineExceeded: It does not answer.
+        """
+        return await self._engine.ask("metrics")
+
     def version(self) -> Json:
         """Return the version."""
         return {"version": stretto.__version__}

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from stretto.errors import InternalError
 
@@ -20,8 +21,16 @@ SHARED_MEMORY_BASE = "/dev/shm"  # noqa: S108 - the name is unguessable, the mod
 
 _OWNER = "owner"
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NAME = re.compile(rf"stretto-([0-9]+)-{_RUN_ID.pattern}")
+_NAME = re.compile(rf"stretto-([0-9]+)-({_RUN_ID.pattern})")
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LivingRun(NamedTuple):
+    """A run whose owner lives: its id, its directory, and the owner's process id."""
+
+    run: str
+    path: str
+    pid: int
 
 
 class RunDirectory:
@@ -70,6 +79,20 @@ class RunDirectory:
         self._lock_fd = None
 
     @staticmethod
+    def living(base: str = SHARED_MEMORY_BASE) -> tuple[LivingRun, ...]:
+        """Return this user's runs in `base` whose owners live, by name."""
+        found: list[LivingRun] = []
+        uid = os.getuid()
+        for path in sorted(Path(base).iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is None or match[1] != str(uid):
+                continue
+            pid = _owner_if_living(path, uid)
+            if pid is not None:
+                found.append(LivingRun(match[2], str(path), pid))
+        return tuple(found)
+
+    @staticmethod
     def reclaim(base: str = SHARED_MEMORY_BASE) -> tuple[str, ...]:
         """Remove what dead runs of this user left in `base`; return the paths removed.
 
@@ -82,6 +105,21 @@ class RunDirectory:
             if match is not None and match[1] == str(uid) and _remove_if_dead(str(path), uid):
                 removed.append(str(path))
         return tuple(removed)
+
+
+def _owner_if_living(path: Path, uid: int) -> int | None:
+    """Return the process that owns a run directory; `None` if nobody does, or it is another user's."""
+    try:
+        if path.lstat().st_uid != uid:
+            return None
+        with (path / _OWNER).open("rb") as owner:
+            try:
+                fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(owner.read(20) or b"0")
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def _remove_if_dead(path: str, uid: int) -> bool:

@@ -12,6 +12,8 @@ import pytest
 from stretto.core.router import Router
 from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel
+from stretto.observe.metrics import Metrics
+from stretto.orchestrator.answers import Answers
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
 from stretto.orchestrator.payloads import PayloadTable
@@ -78,14 +80,14 @@ class Client:
 
 def make_channels(crashes: Callable[[BaseException], None]) -> Channels:
     """Return the channels of a router that nobody asks anything."""
-    dispatcher = Dispatcher(
-        Router(two_stages().deployment()), lambda _: None, lambda: None, crashes, time.monotonic
-    )
+    router = Router(two_stages().deployment())
+    dispatcher = Dispatcher(router, lambda _: None, lambda: None, crashes, time.monotonic)
 
     def welcome(name: ChannelId) -> channel.Welcome:
         return channel.Welcome(PROTOCOL_VERSION, 1, name, None, (), (), {})
 
-    return BrittleChannels(dispatcher, PayloadTable(None), RUN, 1, time.monotonic, welcome)
+    answers = Answers(router, Metrics(1), 1)
+    return BrittleChannels(dispatcher, PayloadTable(None), RUN, 1, time.monotonic, welcome, answers)
 
 
 @pytest.mark.parametrize("breaks_on", [channel.Fatal, channel.Closing])

@@ -198,3 +198,41 @@ async def test_a_second_voice_stage_adds_its_voices(
     """Voices of all stages are offered once each."""
     server.engine.readiness.stage(VOCODER, facts(voices=("heart", "deep")))
     assert (await client.get("/v1/models/speech")).json()["voices"] == ["heart", "deep"]
+
+
+async def test_metrics_are_the_orchestrators_answer(
+    server: Server, client: httpx2.AsyncClient
+) -> None:
+    """As text for Prometheus; without an engine there is none to answer."""
+    server.engine.answers["metrics"] = "stretto_build_info 1.0\n"
+    reply = await client.get("/metrics")
+    assert (reply.status_code, reply.text) == (200, "stretto_build_info 1.0\n")
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    server.engine.state = EngineState.LOST
+    reply = await client.get("/metrics")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
+
+
+async def test_every_exchange_is_reported_once_with_a_bounded_endpoint(
+    server: Server, client: httpx2.AsyncClient
+) -> None:
+    """The route's template, never a path that a client made up; times and audio where there was audio."""
+    second = b"\1\0" * 24_000
+    server.engine.script = lambda job: job.audio(second).finish()
+    await client.get("/v1/models/speech")
+    await client.get("/made/up")
+    await client.post("/v1/audio/speech", json={"input": "Hello", "response_format": "pcm"})
+    await client.post("/v1/audio/speech", json={"input": ""})
+    await wait_until(lambda: len(server.engine.reports) == 4)
+    found = [(report.endpoint, report.code) for report in server.engine.reports]
+    assert found == [
+        ("/v1/models/{model:path}", 200),
+        ("other", 404),
+        ("/v1/audio/speech", 200),
+        ("/v1/audio/speech", 400),
+    ]
+    spoken, refused = server.engine.reports[2:]
+    assert spoken.first_audio_s is not None
+    assert 0 < spoken.first_audio_s <= spoken.duration_s
+    assert spoken.audio_s == 1.0
+    assert (refused.first_audio_s, refused.audio_s) == (None, 0.0)

@@ -30,6 +30,7 @@ from tests.support.fake_orchestrator import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stretto.engine.channel import Topic
     from stretto.messages.channel import PipelineInfo
 
 
@@ -107,6 +108,8 @@ class FakeEngine:
         jobs: Requests so far.
         streams: Their streams; held, so that the application must end each one itself.
         script: Called with each new request.
+        reports: What was told for the metrics.
+        answers: What questions are answered, by topic.
     """
 
     def __init__(self, script: Callable[[Job], object] | None = None) -> None:
@@ -116,8 +119,20 @@ class FakeEngine:
         self.jobs: list[Job] = []
         self.streams: list[Stream] = []
         self.script: Callable[[Job], object] | None = script
+        self.reports: list[wire.HttpDone] = []
+        self.answers: dict[str, str] = {}
         self._news = asyncio.Event()
         self._taken = 0
+
+    async def ask(self, topic: Topic, argument: str = "") -> str:
+        """Answer, unless there is no engine."""
+        if self.state is not EngineState.ALIVE:
+            raise EngineDead("gone")
+        return self.answers[topic]
+
+    def report(self, message: wire.HttpDone) -> None:
+        """Take note."""
+        self.reports.append(message)
 
     def generate(
         self,

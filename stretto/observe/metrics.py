@@ -9,12 +9,12 @@ No label holds anything that a client wrote.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-import stretto
 from stretto.core import commands as do
 from stretto.core import events as on
 
@@ -143,7 +143,7 @@ class Metrics:
 
     def snapshot(self) -> Iterator[Metric]:
         """Yield what is read from the router's statistics."""
-        yield _labelled("stretto_build_info", "Always 1.", "version", {stretto.__version__: 1})
+        yield _labelled("stretto_build_info", "Always 1.", "version", {version("stretto"): 1})
         yield GaugeMetricFamily(
             "stretto_engine_epoch", "Which life of the orchestrator this is.", self._epoch
         )

@@ -39,7 +39,12 @@ def clone(tmp_path: Path) -> Path:
 def shell(command: str, folder: Path) -> str:
     """Run a command as it stands on the page."""
     done = subprocess.run(
-        ["/bin/bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        ["/bin/bash", "-c", command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -64,6 +64,8 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Abort(1, acknowledge=True),
     channel.Drained(1, AUDIO, 4),
     channel.Viewed(shm("x")),
+    channel.Ask(1, "story", "mine"),
+    channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06, 2.0),
 )
 CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.Welcome(
@@ -87,6 +89,8 @@ CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.StageNotice(A, FACTS),
     channel.Fatal(FAILURE),
     channel.Closing(),
+    channel.Answer(1, "text"),
+    channel.Answer(2, "", FAILURE),
 )
 DIRECTIONS = {
     "link up": (link.Up, LINK_UP),

@@ -125,13 +125,12 @@ class _ReplicaThread:
             self._tell(self._away, self._task.cancel)
 
     def _main(self) -> None:
-        reason = CLEAN_EXIT
+        reason = "its thread broke"
         try:
             cap_threads(self._spec, RuntimeSettings.of(self._spec.runtime))
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 code = runner.run(self._live())
-            if code:
-                reason = f"exit code {code}"
+            reason = f"exit code {code}" if code else CLEAN_EXIT
         except asyncio.CancelledError:
             reason = "stopped"
         except StrettoError as error:

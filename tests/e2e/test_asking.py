@@ -153,15 +153,18 @@ def test_metrics_outlive_an_api_process_and_are_refused_without_an_engine(server
         assert response.status == 504
         assert json.loads(response.read())["error"]["code"] == "stage_timeout"
         connection.close()
-        hung = stretto("ps")
+        hung = stretto("ps")  # all engines are asked at the same time
         assert "did not answer within 2 s" in hung.stdout
     finally:
         orchestrator.send_signal(signal.SIGCONT)
 
 
-def test_ps_tells_what_runs_and_what_each_request_waits_for(server: Server) -> None:
+def test_ps_tells_what_runs_and_what_each_request_waits_for(
+    server: Server, request: pytest.FixtureRequest
+) -> None:
     """Run, address, replicas, and a line per open request; also for programs."""
     client = begin(server, "mine")
+    request.addfinalizer(client.close)
     wait_until(lambda: plain(server, "requests_running") == 1)
     done = stretto("ps")
     assert done.returncode == 0, done.stderr
@@ -169,11 +172,10 @@ def test_ps_tells_what_runs_and_what_each_request_waits_for(server: Server) -> N
     assert "1 running" in done.stdout
     row = next(line for line in done.stdout.splitlines() if " mine " in line)
     assert "relay/0#1 computes" in row or "waits for" in row
-    (found,) = json.loads(stretto("ps", "--json").stdout)
-    assert found["facts"]["url"] == server.url
+    runs = json.loads(stretto("ps", "--json").stdout)
+    (found,) = [run for run in runs if run["facts"]["url"] == server.url]  # others may run here
     assert [each["label"] for each in found["status"]["open"]] == ["mine"]
     assert stretto("ps", "--run", "nobody").returncode == 1
-    client.close()
 
 
 def test_a_story_is_told_while_a_request_runs_and_after_it_has_ended(server: Server) -> None:

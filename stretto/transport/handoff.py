@@ -208,6 +208,8 @@ class HandOff(Generic[T]):
         items = self._items
         while not items:
             if self._death is not None:
+                if items:  # put between the two looks, and before the end
+                    break
                 raise self._finish()
             self._turn = 0
             waiter = loop.create_future()
@@ -233,8 +235,8 @@ class HandOff(Generic[T]):
         Raises:
             InvalidRequest: The hand-off is read on another loop.
         """
-        self._on_items, self._on_closed = on_items, on_closed
         self._bind(asyncio.get_running_loop(), self._deliver)
+        self._on_items, self._on_closed = on_items, on_closed
         if self._death is not None:  # there is no descriptor to wait for any more
             asyncio.get_running_loop().call_soon(self._deliver)
 
@@ -270,13 +272,12 @@ class HandOff(Generic[T]):
             try:
                 item = self._items.popleft()
             except IndexError:
-                if self._death is not None:
+                if self._death is None:
+                    self._park(until)
+                elif not self._items:  # else: put between the two looks, and before the end
                     raise self._finish() from None
-                self._park(until)
             else:
-                if (
-                    self._items
-                ):  # the wake-up that brought us here may have been for several threads
+                if self._items:  # the wake-up that brought us may have been for several threads
                     self._wake_reader()
                 if self._joiners or self._blocked:
                     self._taken()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -409,3 +410,49 @@ async def test_puts_that_race_with_the_end_are_delivered_or_counted() -> None:
         for thread in threads:
             thread.join(WAIT_S)
         assert taken + queue.late_total == 100
+
+
+class Between(deque[int]):
+    """A queue into which somebody puts, and closes it, right after a reader has found it empty."""
+
+    def __init__(self, handed: HandOff[int]) -> None:
+        super().__init__()
+        self._handed = handed
+        self._is_armed = True
+
+    def _someone_puts(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            self._handed.put_nowait(7)
+            self._handed.close()
+
+    def __len__(self) -> int:
+        """Return the length as it was; then somebody puts."""
+        length = super().__len__()
+        if not length:
+            self._someone_puts()
+        return length
+
+    def popleft(self) -> int:
+        """Return the first; where there is none, somebody puts right after."""
+        try:
+            return super().popleft()
+        except IndexError:
+            self._someone_puts()
+            raise
+
+
+@pytest.mark.parametrize("face", ["get", "get_blocking"])
+async def test_row_Q7_what_was_put_between_two_looks_of_a_reader_is_not_lost(face: str) -> None:
+    """The reader sees an empty queue, then a closed one: what came in between was before the end."""
+    handed: HandOff[int] = HandOff()
+    handed._items = Between(handed)  # pyright: ignore[reportPrivateUsage] # noqa: SLF001 - the moment itself
+    if face == "get":
+        assert await handed.get() == 7
+        with pytest.raises(EngineDead):
+            await handed.get()
+    else:
+        assert handed.get_blocking(WAIT_S) == 7
+        with pytest.raises(EngineDead):
+            handed.get_blocking(WAIT_S)
+    assert handed.late_total == 0

@@ -73,7 +73,9 @@ def write_facts(channel_path: str, facts: Facts) -> None:
     Raises:
         OSError: The folder can't be written.
     """
-    Path(channel_path).with_name(FACTS).write_bytes(msgspec.json.encode(facts))
+    path = Path(channel_path).with_name(FACTS)
+    path.touch(mode=0o600)  # the folder is private already
+    path.write_bytes(msgspec.json.encode(facts))
 
 
 def list_runs(say: Callable[[str], None], *, only: str | None = None, as_json: bool = False) -> int:

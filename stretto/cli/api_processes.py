@@ -39,6 +39,7 @@ class ApiProcesses:
         settings: The deployment.
         say: Tells the operator something.
         on_given_up: Called once when one of them kept dying and is not started again.
+        command: The program of an API process.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class ApiProcesses:
         settings: Settings,
         say: Callable[[str], None],
         on_given_up: Callable[[], None],
+        command: Sequence[str] = API_COMMAND,
     ) -> None:
         self._say = say
         self._on_given_up = on_given_up
         names = ["api"] if len(listeners) == 1 else [f"api/{n}" for n in range(len(listeners))]
         self._places = [
-            _Place(name, listener, settings, self._died)
+            _Place((*command, name), listener, settings, self._died)
             for name, listener in zip(names, listeners, strict=True)
         ]
         self._is_stopping = False
@@ -70,6 +72,8 @@ class ApiProcesses:
     async def stop(self, drain_s: float) -> None:
         """Let all of them drain at the same time; kill what is left after that."""
         self._is_stopping = True
+        for place in self._places:
+            place.give_up()
         running = [place.child for place in self._places if place.child is not None]
         for child in running:
             child.terminate()
@@ -103,12 +107,14 @@ class _Place:
 
     def __init__(
         self,
-        name: str,
+        command: Sequence[str],
         listener: socket.socket,
         settings: Settings,
         on_death: Callable[[_Place, str], None],
     ) -> None:
-        self.name = name
+        # The last word is for people who look at a list of processes; the program ignores it.
+        self._command = command
+        self.name = command[-1]
         self.child: ChildProcess | None = None
         self.is_ready = asyncio.Event()
         self._listener = listener
@@ -132,9 +138,13 @@ class _Place:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
         return True
 
-    def kill(self) -> None:
+    def give_up(self) -> None:
+        """Start no successor."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def kill(self) -> None:
+        self.give_up()
         if self.child is not None:
             self.child.kill()
 
@@ -153,8 +163,7 @@ class _Place:
         )
         self._started_at = time.monotonic()
         self.child = ChildProcess(
-            # The last word is for people who look at a list of processes; the program ignores it.
-            (*API_COMMAND, self.name),
+            self._command,
             msgspec.json.encode(spec),
             on_exit=lambda reason: self._on_death(self, reason),
             pass_fds=[self._listener.fileno(), write_fd],

@@ -289,12 +289,11 @@ class Router:
         return tuple(request for request, label in (*ended, *live) if name in (request, label))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names and labels by which `named` finds something."""
-        found = [*self._requests, *self._archive]
-        labels = [
-            s.label for s in (*(r.story for r in self._requests.values()), *self._archive.values())
-        ]
-        return tuple(dict.fromkeys((*found, *filter(None, labels))))
+        """Return the names and labels by which `named` finds something: ended requests, then live ones."""
+        live = ((request.id, request.story) for request in self._requests.values())
+        stories = (*self._archive.items(), *live)
+        names = (name for request, story in stories for name in (request, story.label) if name)
+        return tuple(dict.fromkeys(names))
 
     def waiting(self, now: float) -> tuple[OpenRequest, ...]:
         """Return every open request with what it waits for, oldest first."""

@@ -10,16 +10,14 @@ somebody thinks are a day long.
 
 from __future__ import annotations
 
-import asyncio
-import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-import uvloop
 
 from stretto.config.mistakes import did_you_mean
-from stretto.errors import ConfigError, StrettoError, text_of
-from stretto.launch.child import CLEAN_EXIT
+from stretto.engine.loop_thread import LoopThread
+from stretto.errors import ConfigError
 from stretto.launch.local import LocalLauncher
 from stretto.replica.runtime import Replica
 from stretto.replica.settings import RuntimeSettings, cap_threads
@@ -79,7 +77,7 @@ class DebugLauncher:
     def __init__(self, stage: str) -> None:
         self._stage = StageId(stage)
         self._others = LocalLauncher()
-        self._here: dict[ReplicaId, _ReplicaThread] = {}
+        self._here: dict[ReplicaId, LoopThread] = {}
 
     def start(self, spec: LaunchSpec, on_exit: Callable[[ReplicaId, str], None]) -> None:
         """Start a replica; `on_exit` is called once, when nothing of it is left."""
@@ -91,7 +89,8 @@ class DebugLauncher:
             del self._here[spec.replica]
             on_exit(spec.replica, reason)
 
-        self._here[spec.replica] = _ReplicaThread(spec, report)
+        name = f"stretto-{spec.replica}"
+        self._here[spec.replica] = LoopThread(name, partial(_live, spec), report)
 
     def stop(self, replica: ReplicaId) -> None:
         """End a replica. One here ends when its backend returns."""
@@ -108,42 +107,6 @@ class DebugLauncher:
         await self._others.close()
 
 
-class _ReplicaThread:
-    """A replica with a loop of its own; it computes in a thread of its own besides."""
-
-    def __init__(self, spec: LaunchSpec, on_exit: Callable[[str], None]) -> None:
-        self._spec = spec
-        self._on_exit = on_exit
-        self._home = asyncio.get_running_loop()
-        self._task: asyncio.Task[int] | None = None
-        self._away: asyncio.AbstractEventLoop | None = None
-        threading.Thread(target=self._main, name=f"stretto-{spec.replica}", daemon=True).start()
-
-    def cancel(self) -> None:
-        """End its loop's work."""
-        if self._away is not None and self._task is not None:
-            self._tell(self._away, self._task.cancel)
-
-    def _main(self) -> None:
-        reason = "its thread broke"
-        try:
-            cap_threads(self._spec, RuntimeSettings.of(self._spec.runtime))
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                code = runner.run(self._live())
-            reason = f"exit code {code}" if code else CLEAN_EXIT
-        except asyncio.CancelledError:
-            reason = "stopped"
-        except StrettoError as error:
-            reason = text_of(error)
-        finally:
-            self._tell(self._home, self._on_exit, reason)
-
-    async def _live(self) -> int:
-        self._task, self._away = asyncio.current_task(), asyncio.get_running_loop()
-        return await Replica(self._spec).live()
-
-    def _tell(
-        self, loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object
-    ) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(call, *arguments)
+async def _live(spec: LaunchSpec) -> int:
+    cap_threads(spec, RuntimeSettings.of(spec.runtime))
+    return await Replica(spec).live()

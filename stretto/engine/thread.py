@@ -8,17 +8,13 @@ that is stuck in foreign code can't be killed, only left behind.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import uvloop
 
-from stretto.errors import text_of
-from stretto.launch.child import CLEAN_EXIT
+from stretto.engine.loop_thread import LoopThread
 from stretto.launch.local import LocalLauncher
 from stretto.launch.supervisor import OrchestratorSupervisor
 from stretto.orchestrator.shell import Orchestrator
@@ -96,17 +92,12 @@ class OrchestratorThread:
         self._make_orchestrator = make_orchestrator
         self._home = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._home.create_future()
-        self._lock = threading.Lock()
-        self._away: asyncio.AbstractEventLoop | None = None
-        self._orders: list[Callable[[], object]] = []
         self._orchestrator: Orchestrator | None = None
-        self._task: asyncio.Task[int] | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._spec = msgspec.structs.replace(spec, channel_fd=os.dup(spec.channel_fd))
-        self._thread = threading.Thread(
-            target=self._main, name=f"stretto-orchestrator-{spec.epoch}", daemon=True
+        self._thread = LoopThread(
+            f"stretto-orchestrator-{spec.epoch}", self._live, self._end, at_end=listener.hang_up
         )
-        self._thread.start()
 
     @property
     def pid(self) -> int | None:
@@ -120,12 +111,12 @@ class OrchestratorThread:
 
     def terminate(self) -> None:
         """Ask it to finish what runs, then to end."""
-        self._order(self._shut_down)
+        self._thread.call(self._shut_down)
 
     def kill(self) -> None:
         """Stop its loop's work at once; replicas are killed on the way."""
         if self.is_running:
-            self._order(self._cancel)
+            self._thread.cancel()
             if self._patience is None:
                 self._patience = self._home.call_later(ABANDON_S, self._abandon)
 
@@ -135,25 +126,7 @@ class OrchestratorThread:
 
     # ---- in the thread
 
-    def _main(self) -> None:
-        reason = CLEAN_EXIT
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                code = runner.run(self._live())
-            if code:
-                reason = f"exit code {code}"
-        except BaseException as error:  # noqa: BLE001 - the top of the thread: its end is told below
-            text = text_of(error)
-            reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        finally:
-            with self._lock:
-                self._away = None
-            self._listener.hang_up()
-            with contextlib.suppress(RuntimeError):  # the program's loop has ended before
-                self._home.call_soon_threadsafe(self._end, reason)
-
     async def _live(self) -> int:
-        self._task = asyncio.current_task()
         try:
             self._orchestrator = self._make_orchestrator(
                 self._spec, self._make_launcher(), self._listener
@@ -161,44 +134,22 @@ class OrchestratorThread:
         except BaseException:
             os.close(self._spec.channel_fd)  # an orchestrator that runs closes it
             raise
-        with self._lock:
-            self._away = loop = asyncio.get_running_loop()
-            orders, self._orders = self._orders, []
-        for order in orders:
-            loop.call_soon(order)
         return await self._orchestrator.run()
 
     def _shut_down(self) -> None:
-        assert self._orchestrator is not None
-        self._orchestrator.shut_down()
-
-    def _cancel(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        if self._orchestrator is not None:  # else it could not be made, and the thread ends anyway
+            self._orchestrator.shut_down()
 
     # ---- at home
-
-    def _order(self, order: Callable[[], object]) -> None:
-        """Have something called in the thread, as soon as it can."""
-        with self._lock:
-            if self._away is None:
-                self._orders.append(order)
-                return
-            with contextlib.suppress(RuntimeError):  # its loop has just closed
-                self._away.call_soon_threadsafe(order)
-
-    def _end(self, reason: str) -> None:
-        if self.is_running:
-            self._thread.join()  # telling us was the last thing that it did
-            self._tell(reason)
 
     def _abandon(self) -> None:
         log.error("the orchestrator's thread does not end; it is left behind")
         self._listener.hang_up()
-        self._tell("it did not end and was left behind")
+        self._end("it did not end and was left behind")
 
-    def _tell(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._ended.set_result(reason)
-        self._on_exit(reason)
+        if self.is_running:  # else it was left behind, and has ended after all
+            self._ended.set_result(reason)
+            self._on_exit(reason)

@@ -102,14 +102,12 @@ class HttpDone(_Message, frozen=True, tag=7):
         code: Status; 499 if the client left before there was one.
         duration_s: From the request's head to the end of the response.
         first_audio_s: From the request's head to the first audio, if there was any.
-        audio_s: Playing time of the audio that was sent.
     """
 
     endpoint: str
     code: int
     duration_s: float
     first_audio_s: float | None = None
-    audio_s: float = 0.0
 
 
 class PipelineInfo(_Message, frozen=True):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from stretto.config.mistakes import nearest
 from stretto.core.commands import ReplicaState
-from stretto.core.router import Statistics
+from stretto.core.router import ARCHIVED_STORIES, Statistics
 from stretto.core.story import StoryEntry
 from stretto.core.waiting import OpenRequest
 from stretto.errors import Failure, FailureKind
@@ -98,10 +99,19 @@ class Answers:
         return tuple(found)
 
     def _unknown(self, name: str) -> Failure:
-        newest = list(self._router.names())[-_SHOWN_NAMES:]
-        known = f"; the newest are {', '.join(newest)}" if newest else "; there was none yet"
+        names = self._router.names()
+        match = nearest(name, names)
+        if match is not None:
+            known = f"; did you mean {match!r}?"
+        elif names:
+            known = f"; the newest are {', '.join(names[-_SHOWN_NAMES:])}"
+        else:
+            known = "; there was none yet"
         return Failure(
             kind=FailureKind.INVALID_REQUEST,
-            detail=f"no request {name!r} among those that are open or have just ended{known}",
+            detail=(
+                f"no request {name!r} among those that are open and the last {ARCHIVED_STORIES} that have "
+                f"ended{known}"
+            ),
             code="request_not_found",
         )

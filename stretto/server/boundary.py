@@ -59,8 +59,8 @@ class HttpDate:
 class Boundary:
     """ASGI middleware; see the module.
 
-    It leaves `request_id` and `arrived_s` (monotonic) in the scope's state, and finds `first_audio_s` and
-    `audio_s` there if there was audio.
+    It leaves `request_id` and `arrived_s` (monotonic) in the scope's state, and finds `first_audio_s` there
+    if there was audio.
 
     Args:
         app: What is inside.
@@ -141,7 +141,6 @@ class _Exchange:
             code=self._status,
             duration_s=time.monotonic() - self.arrived_s,
             first_audio_s=state.get("first_audio_s"),
-            audio_s=state.get("audio_s", 0.0),
         )
 
     def log(self, scope: Scope) -> None:

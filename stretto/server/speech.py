@@ -141,7 +141,6 @@ class _Exchange:
             audio = _Audio(stream, model.pcm.frame_bytes, self._limits.first_chunk_timeout_s)
             send = self._send_streamed if asked.is_streamed else self._send_buffered
             await send(audio, encoder, model, asked)
-            self._scope["state"]["audio_s"] = model.pcm.duration_s(audio.size_bytes)
         finally:
             watch.cancel()
             stream.abort()

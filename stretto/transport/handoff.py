@@ -80,10 +80,6 @@ class HandOff(Generic[T]):
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
 
-    def __len__(self) -> int:
-        """Return how many messages wait."""
-        return len(self._items)
-
     @property
     def is_closed(self) -> bool:
         """Whether nothing more can be put."""

@@ -90,6 +90,6 @@ async def test_questions_are_bounded(pair: Pair) -> None:
 async def test_reports_travel_without_an_answer(pair: Pair) -> None:
     """For the metrics."""
     channel, peer = pair
-    message = wire.HttpDone("/v1/audio/speech", 200, 0.5, 0.06, 2.0)
+    message = wire.HttpDone("/v1/audio/speech", 200, 0.5, 0.06)
     channel.report(message)
     assert await peer.next(wire.HttpDone) == message

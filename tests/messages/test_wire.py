@@ -65,7 +65,7 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Drained(1, AUDIO, 4),
     channel.Viewed(shm("x")),
     channel.Ask(1, "story", "mine"),
-    channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06, 2.0),
+    channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06),
 )
 CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.Welcome(

@@ -119,7 +119,7 @@ def test_http_exchanges_are_counted_as_told() -> None:
     metrics = Metrics(1)
     seen = Observed(started(line_of_2()))
     seen.metrics = metrics
-    metrics.http_done(HttpDone("/v1/audio/speech", 200, 1.5, 0.07, 2.0))
+    metrics.http_done(HttpDone("/v1/audio/speech", 200, 1.5, 0.07))
     metrics.http_done(HttpDone("other", 404, 0.001))
     assert seen.value("stretto_http_requests_total", endpoint="/v1/audio/speech", code="200") == 1
     assert seen.value("stretto_http_requests_total", endpoint="other", code="404") == 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "engine/channel.py:Channel._die": "one waiter that can't be told must not keep another waiting",
-    "engine/thread.py:OrchestratorThread._main": "the top of the thread: its end is told at home",
+    "engine/loop_thread.py:LoopThread._run": "the top of the thread: its end is told at home",
     "errors/__init__.py:text_of": "an exception's own text is foreign code",
     "orchestrator/channels.py:_guarded": "a step of the end that fails must not skip the others",
     "orchestrator/dispatcher.py:Dispatcher._turn": "the router's state is unknown: the engine ends",

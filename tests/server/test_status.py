@@ -234,5 +234,4 @@ async def test_every_exchange_is_reported_once_with_a_bounded_endpoint(
     spoken, refused = server.engine.reports[2:]
     assert spoken.first_audio_s is not None
     assert 0 < spoken.first_audio_s <= spoken.duration_s
-    assert spoken.audio_s == 1.0
-    assert (refused.first_audio_s, refused.audio_s) == (None, 0.0)
+    assert refused.first_audio_s is None

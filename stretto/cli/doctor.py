@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -43,12 +44,7 @@ SELF_TEST_S = 120.0
 
 _MIB = 1024**2
 _CGROUP = Path("/sys/fs/cgroup")
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "": ("msgspec", "uvloop", "pyyaml", "typer", "prometheus-client"),
-    "server": ("fastapi", "uvicorn", "httptools", "pydantic", "lameenc"),
-    "speech": ("hibari-tts", "onnxruntime", "numpy"),
-}
-"""What is needed, by the extra that installs it."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:.*extra == ['\"](\w+)['\"])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +214,11 @@ def _extras(settings: Settings) -> list[str]:
 
 
 def _packages(extra: str) -> Check:
+    """Look up what our own metadata says that this extra needs; an empty name means the package itself."""
     what = f"packages [{extra}]" if extra else "packages"
     found: list[str] = []
     missing: list[str] = []
-    for name in _PACKAGES[extra]:
+    for name in _required(extra):
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
@@ -230,6 +227,11 @@ def _packages(extra: str) -> Check:
         step = f"pip install 'stretto[{extra}]'" if extra else f"pip install {' '.join(missing)}"
         return Check("FAIL", what, f"{', '.join(missing)} missing", step)
     return Check("ok", what, ", ".join(found))
+
+
+def _required(extra: str) -> list[str]:
+    matches = (_REQUIREMENT.match(text) for text in metadata.requires("stretto") or ())
+    return [match[1] for match in matches if match is not None and (match[2] or "") == extra]
 
 
 async def _self_test(settings: Settings) -> Check:

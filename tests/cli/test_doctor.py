@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from stretto.cli.doctor import Check, examine
+from tests.repository.project import declared, names
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +50,9 @@ def test_checks_are_lines_or_json() -> None:
     assert examine(["scripted"], {}, lines.append, self_test=False) == 0
     whats = [line[5:].partition(":")[0] for line in lines]
     assert whats[:4] == ["python", "cores", "memory", "shared memory"]
+    assert whats[-2:] == ["packages", "packages [server]"]
+    assert all(name in lines[-2] for name in names(declared()))
+    assert all(name in lines[-1] for name in names(declared("server")) - names(declared()))
     printed: list[str] = []
     examine(["scripted"], {}, printed.append, self_test=False, as_json=True)
     assert [each["what"] for each in json.loads(printed[0])] == whats

@@ -35,6 +35,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stretto.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
+from stretto.transport.parking import Parking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -68,7 +69,7 @@ class HandOff(Generic[T]):
         self._is_read_by_threads = False
         self._joiners: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[Parking] = deque()
         self._turn = 0  # messages that reads have taken without a pause
         self._is_paused = False
         self._on_items: Callable[[list[T]], None] | None = None
@@ -208,7 +209,7 @@ class HandOff(Generic[T]):
                     break
                 raise self._finish()
             self._turn = 0
-            waiter = loop.create_future()
+            waiter = Parking(loop)
             self._waiters.append(waiter)
             try:
                 await waiter
@@ -326,21 +327,16 @@ class HandOff(Generic[T]):
         self._is_signalled = False
 
     def _wake_waiters(self) -> None:
-        """Let as many reads look as there are messages, or all of them at the end."""
-        waiters = self._waiters
+        """Let reads go on while there are messages, or all of them at the end: each takes its own here."""
         if self._death is None:
             self._take_signal()
-            number = len(self._items)
         else:
             self._leave()
-            number = len(waiters)
-        while number and waiters:
-            waiter = waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                number -= 1
+        waiters, items = self._waiters, self._items
+        while waiters and (items or self._death is not None):
+            waiters.popleft().release()
 
-    def _stop_waiting(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    def _stop_waiting(self, loop: asyncio.AbstractEventLoop, waiter: Parking) -> None:
         with contextlib.suppress(ValueError):  # it was told to look, at the same moment
             self._waiters.remove(waiter)
         if self._items:

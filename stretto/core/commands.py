@@ -13,6 +13,8 @@ import msgspec
 from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
 from stretto.types import (
+    CallClass,
+    CallId,
     ChannelId,
     EdgeId,
     OutputName,
@@ -221,14 +223,25 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         replica: Which one.
-        state: `starting`, `loading`, `ready`, `draining`, `dead` (a restart is due) or `parked`
-            (it failed too often; tried again later).
+        state: `starting`, `loading`, `ready`, `calling` (an exclusive call waits for its tasks, or
+            runs), `asleep` (until it is woken), `draining`, `dead` (a restart is due) or `parked` (it
+            failed too often; tried again later).
         detail: What is being loaded, or why it died.
         fraction: How far loading is, 0.0 to 1.0.
     """
 
     replica: ReplicaId
-    state: Literal["starting", "loading", "ready", "draining", "dead", "parked", "stopped"]
+    state: Literal[
+        "starting",
+        "loading",
+        "ready",
+        "calling",
+        "asleep",
+        "draining",
+        "dead",
+        "parked",
+        "stopped",
+    ]
     detail: str = ""
     fraction: float = 0.0
 
@@ -237,6 +250,46 @@ class Announce(Command, frozen=True, kw_only=True):
     """Tell every API process about a replica, in order with the outputs."""
 
     state: ReplicaState
+
+
+class CallReplica(Command, frozen=True, kw_only=True):
+    """Have a replica run a method; it answers with `RpcAnswered`, or dies.
+
+    Attributes:
+        replica: Where.
+        call: Whose arguments it gets.
+        method: Which method.
+        call_class: `control`: at once. `exclusive`: the replica holds no task, and gets none meanwhile.
+    """
+
+    replica: ReplicaId
+    call: CallId
+    method: str
+    call_class: CallClass
+
+
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a call at one replica; `failure` goes with `error` and `died`."""
+
+    replica: ReplicaId
+    status: Literal["ok", "error", "died"]
+    failure: Failure | None = None
+
+
+class AnswerRpc(Command, frozen=True, kw_only=True):
+    """Answer a call, exactly once.
+
+    Attributes:
+        channel: Who asked; it may be gone.
+        call: Which call; what is kept for it is not needed any more.
+        outcomes: By replica, in the order of their places.
+        failure: Why the call as a whole has failed, if it has.
+    """
+
+    channel: ChannelId
+    call: CallId
+    outcomes: tuple[CallOutcome, ...] = ()
+    failure: Failure | None = None
 
 
 class Exit(Command, frozen=True, kw_only=True):
@@ -260,5 +313,7 @@ AnyCommand: TypeAlias = (
     | StartReplica
     | DrainReplica
     | StopReplica
+    | CallReplica
+    | AnswerRpc
     | Exit
 )

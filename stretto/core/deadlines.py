@@ -6,7 +6,7 @@ import heapq
 from enum import Enum
 from typing import TypeAlias
 
-from stretto.types import ReplicaId, RequestId, TaskKey
+from stretto.types import CallId, ReplicaId, RequestId, TaskKey
 
 
 class DeadlineKind(Enum):
@@ -18,9 +18,12 @@ class DeadlineKind(Enum):
     RESTART = "restart"  # the back-off of a slot
     DRAIN = "drain"  # a draining replica's last task
     SHUTDOWN = "shutdown"  # the engine's last request
+    CALL = "call"  # the answers to a collective call
+    EXCLUSIVE = "exclusive"  # the end of an exclusive call that nobody waits for any more
 
 
-DeadlineKey: TypeAlias = tuple[DeadlineKind, RequestId | TaskKey | ReplicaId | None]
+DeadlineSubject: TypeAlias = RequestId | TaskKey | ReplicaId | CallId | None
+DeadlineKey: TypeAlias = tuple[DeadlineKind, DeadlineSubject]
 
 
 class Deadlines:
@@ -35,9 +38,7 @@ class Deadlines:
         """Return how many keys are armed."""
         return len(self._armed)
 
-    def set(
-        self, kind: DeadlineKind, what: RequestId | TaskKey | ReplicaId | None, when: float
-    ) -> None:
+    def set(self, kind: DeadlineKind, what: DeadlineSubject, when: float) -> None:
         """Arm or move a key's deadline."""
         key = (kind, what)
         if self._armed.get(key) == when:
@@ -48,11 +49,11 @@ class Deadlines:
         if len(self._heap) > 64 + 4 * len(self._armed):
             self._compact()
 
-    def clear(self, kind: DeadlineKind, what: RequestId | TaskKey | ReplicaId | None) -> None:
+    def clear(self, kind: DeadlineKind, what: DeadlineSubject) -> None:
         """Disarm a key; unknown ones are ignored."""
         self._armed.pop((kind, what), None)
 
-    def has(self, kind: DeadlineKind, what: RequestId | TaskKey | ReplicaId | None) -> bool:
+    def has(self, kind: DeadlineKind, what: DeadlineSubject) -> bool:
         """Say whether a key is armed."""
         return (kind, what) in self._armed
 

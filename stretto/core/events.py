@@ -13,6 +13,8 @@ import msgspec
 
 from stretto.errors import Failure
 from stretto.types import (
+    CallClass,
+    CallId,
     ChannelId,
     EdgeId,
     InputName,
@@ -22,6 +24,7 @@ from stretto.types import (
     ReplicaId,
     RequestId,
     SessionId,
+    StageId,
     TaskKey,
 )
 
@@ -148,11 +151,13 @@ class ReplicaReady(Event, frozen=True, kw_only=True):
         replica: Which one.
         slots: How many tasks it holds at a time.
         may_retry: Its backend allows a task to be repeated.
+        methods: What can be called there, each with its class.
     """
 
     replica: ReplicaId
     slots: int
     may_retry: bool = True
+    methods: tuple[tuple[str, CallClass], ...] = ()
 
 
 class ReplicaStartFailed(Event, frozen=True, kw_only=True):
@@ -231,6 +236,40 @@ class TaskCancelled(Event, frozen=True, kw_only=True):
     task: TaskKey
 
 
+class RpcRequested(Event, frozen=True, kw_only=True):
+    """Somebody wants a method called at replicas; the shell keeps the arguments.
+
+    Attributes:
+        call: Minted by the shell from the channel and its counter.
+        channel: Who asks, and where the answer goes.
+        method: Which method.
+        timeout_s: How long the answers may take; positive.
+        stages: At the replicas of these stages; empty means wherever there is such a method.
+    """
+
+    call: CallId
+    channel: ChannelId
+    method: str
+    timeout_s: float
+    stages: tuple[StageId, ...] = ()
+
+
+class RpcAnswered(Event, frozen=True, kw_only=True):
+    """A replica has run a method; the shell keeps the value.
+
+    Attributes:
+        call: Which call; one that has ended is legal.
+        replica: Who answers.
+        failure: Why there is no value.
+        is_asleep: The replica can't take tasks until another call has woken it.
+    """
+
+    call: CallId
+    replica: ReplicaId
+    failure: Failure | None = None
+    is_asleep: bool = False
+
+
 class DeadlinePassed(Event, frozen=True, kw_only=True):
     """`next_deadline()` has come."""
 
@@ -272,6 +311,8 @@ AnyEvent: TypeAlias = (
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
+    | RpcRequested
+    | RpcAnswered
     | DeadlinePassed
     | ShutdownRequested
 )

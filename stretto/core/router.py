@@ -35,7 +35,7 @@ Table
   code looks there first. It is drawn in `docs/reference/router-table.md`.
 
 Other machines: `supervision` (processes), `admission` (who is next), `flow` (windows), `waits` (what
-takes too long), `holds` (payloads), `deadlines`.
+takes too long), `holds` (payloads), `calls` (methods of replicas), `deadlines`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ import msgspec
 from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.core.admission import DrainRate, Group, WaitingLine
+from stretto.core.calls import Calls
 from stretto.core.deadlines import DeadlineKey, DeadlineKind, Deadlines
 from stretto.core.graph import Deployment, PipelineSpec, Plan, induce, validated
 from stretto.core.holds import Holds
@@ -59,6 +60,7 @@ from stretto.core.waits import shortest_s, waits_of
 from stretto.errors import Failure, FailureKind, InvalidTransition
 from stretto.types import (
     INLINE,
+    CallId,
     ChannelId,
     InputName,
     OutputName,
@@ -156,6 +158,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: int
     channels: int
     stages: tuple[StageStatistics, ...]
+    calls: int = 0
 
 
 class _Channel:
@@ -200,6 +203,9 @@ class Router:
         self._out: list[do.AnyCommand] = []
         self._supervision = Supervision(deployment, self._deadlines, self._out)
         self._pools: dict[StageId, Pool] = self._supervision.pools
+        self._calls = Calls(
+            self._supervision, self._deadlines, self._out, self._limits.drain_timeout_s
+        )
         self._must_admit = False
         self._has_started = False
         self._is_stopping = False
@@ -216,6 +222,8 @@ class Router:
         """
         self._now = max(self._now, event.now)
         self._transition(event)
+        if self._calls.is_busy:
+            self._must_admit |= self._calls.settle()
         while self._must_admit:
             self._admit()
         if self._is_stopping and not self._requests:
@@ -268,6 +276,10 @@ class Router:
                 self._on_replica_died(event)
             case on.DrainRequested():
                 self._on_drain_requested(event)
+            case on.RpcRequested():
+                self._on_rpc_requested(event)
+            case on.RpcAnswered():
+                self._on_rpc_answered(event)
             case on.DeadlinePassed():
                 self._on_deadline_passed()
             case on.ShutdownRequested():
@@ -325,6 +337,7 @@ class Router:
                 )
                 for pool in self._pools.values()
             ),
+            calls=len(self._calls),
         )
 
     def replica_states(self) -> tuple[do.ReplicaState, ...]:
@@ -354,6 +367,7 @@ class Router:
             return
         for request_id in list(channel.requests):
             self._cancel(self._requests[request_id], "its API process is gone")
+        self._calls.channel_closed(event.channel, self._now)
         del self._channels[event.channel]
         for payload, count in channel.held.items():
             for _ in range(count):
@@ -370,6 +384,7 @@ class Router:
             return
         self._has_exited = True
         self._deadlines.clear(DeadlineKind.SHUTDOWN, None)
+        self._calls.close()
         for place in self._supervision.places():
             self._supervision.stop(place, self._now)
             for request, _ in self._strand(place):
@@ -401,12 +416,7 @@ class Router:
     def _plan(self, event: on.RequestSubmitted) -> Plan | Failure:
         """Return the request's plan, or why it is refused."""
         if self._is_stopping:
-            return Failure(
-                kind=FailureKind.OVERLOADED,
-                detail="the server is shutting down",
-                code="server_shutting_down",
-                retry_after_s=1.0,
-            )
+            return _shutting_down()
         pipeline = self._pipelines.get(event.pipeline)
         if pipeline is None:
             return Failure(
@@ -1019,6 +1029,7 @@ class Router:
                 f"{event.replica} is ready with {event.slots} slots while {place.phase.value}"
             )
         self._supervision.ready(place, event.slots, may_retry=event.may_retry)
+        self._calls.learn(place.id, event.methods)
         self._must_admit = True
 
     def _on_replica_start_failed(self, event: on.ReplicaStartFailed) -> None:
@@ -1108,6 +1119,24 @@ class Router:
         self._pools[task.key.stage].reserved += 1
         self._bind(request, task)
 
+    # ------------------------------------------------------------------ calls
+
+    def _on_rpc_requested(self, event: on.RpcRequested) -> None:
+        if event.call in self._calls:
+            raise self._impossible(f"call {event.call} was requested twice")
+        if event.channel not in self._channels:
+            self._late()
+            failure = Failure(kind=FailureKind.CANCELLED, detail="its API process is gone")
+            self._calls.refuse(event, failure)
+        elif self._is_stopping:
+            self._calls.refuse(event, _shutting_down())
+        else:
+            self._calls.requested(event, self._now)
+
+    def _on_rpc_answered(self, event: on.RpcAnswered) -> None:
+        if not self._calls.answered(event):
+            self._late()
+
     # ------------------------------------------------------------------ deadlines
 
     def _on_deadline_passed(self) -> None:
@@ -1129,6 +1158,16 @@ class Router:
                 )
             case DeadlineKind.SHUTDOWN:
                 self._expire_shutdown()
+            case DeadlineKind.CALL:
+                assert isinstance(what, str)
+                self._calls.expire(CallId(what), self._now)
+            case DeadlineKind.EXCLUSIVE:
+                assert isinstance(what, ReplicaId)
+                self._evict(
+                    self._supervision.place_of(what),
+                    f"did not end an exclusive call within {self._limits.drain_timeout_s:g} s after "
+                    "its deadline",
+                )
             case DeadlineKind.START | DeadlineKind.RESTART | DeadlineKind.DRAIN:
                 assert isinstance(what, ReplicaId)
                 self._expire_place(kind, self._supervision.place_of(what))
@@ -1205,6 +1244,7 @@ class Router:
             self._check_pool(pool)
         self._check_waiting()
         self._check_holds()
+        self._calls.check_invariants()
         belong = {
             request_id for channel in self._channels.values() for request_id in channel.requests
         }
@@ -1357,6 +1397,15 @@ def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
         f"its inputs are {inputs}, its outputs {outputs}",
         param="outputs",
         code="unsupported_value",
+    )
+
+
+def _shutting_down() -> Failure:
+    return Failure(
+        kind=FailureKind.OVERLOADED,
+        detail="the server is shutting down",
+        code="server_shutting_down",
+        retry_after_s=1.0,
     )
 
 

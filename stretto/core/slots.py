@@ -24,6 +24,8 @@ class ReplicaPhase(Enum):
     STARTING = "starting"  # a process was asked for; no hello yet
     LOADING = "loading"  # it has said hello
     READY = "ready"  # it takes tasks: readable and assignable
+    CALLING = "calling"  # an exclusive call waits for its tasks, or runs: readable, not assignable
+    ASLEEP = "asleep"  # a call has put it to sleep: not assignable until another call wakes it
     DRAINING = "draining"  # it finishes what it has: readable, not assignable
     DEAD = "dead"  # no process; a restart is due
     PARKED = "parked"  # no process; it failed too often and is tried again much later
@@ -34,7 +36,14 @@ REMEMBERED_KEYS = 4096
 """Affinity keys whose replica a stage remembers."""
 
 LIVE = frozenset(
-    {ReplicaPhase.STARTING, ReplicaPhase.LOADING, ReplicaPhase.READY, ReplicaPhase.DRAINING}
+    {
+        ReplicaPhase.STARTING,
+        ReplicaPhase.LOADING,
+        ReplicaPhase.READY,
+        ReplicaPhase.CALLING,
+        ReplicaPhase.ASLEEP,
+        ReplicaPhase.DRAINING,
+    }
 )
 
 
@@ -158,7 +167,7 @@ class Pool:
         if affinity is None or affinity.mode == "prefer" or affinity.key not in self._homes:
             return False
         home = self.find(self._homes[affinity.key])
-        return home is None or home.phase is not ReplicaPhase.READY
+        return home is None or home.phase is ReplicaPhase.DRAINING
 
     def remember(self, affinity: Affinity | None, place: Replica) -> None:
         """Note who serves a key; the keys that were not used for longest are forgotten."""
@@ -177,8 +186,8 @@ class Pool:
         """
         if affinity is not None and affinity.key in self._homes:
             home = self.find(self._homes[affinity.key])
-            if home is not None and home.phase is ReplicaPhase.READY:
-                if len(home.bound) < home.slots:
+            if home is not None and home.phase is not ReplicaPhase.DRAINING:
+                if home.phase is ReplicaPhase.READY and len(home.bound) < home.slots:
                     return home
                 if affinity.mode == "require":
                     return None
@@ -211,6 +220,12 @@ class Pool:
         self.free += slots
         self.was_ready = True
         self.may_retry &= may_retry
+
+    def become_ready_again(self, place: Replica) -> None:
+        """Count in a place's slots that were counted out for an exclusive call."""
+        place.phase = ReplicaPhase.READY
+        self.capacity += place.slots
+        self.free += place.slots - len(place.bound)
 
     def leave_ready(self, place: Replica, phase: ReplicaPhase, now: float) -> None:
         """Move a place to a phase without new work; count its slots out if they were in."""

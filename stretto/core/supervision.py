@@ -6,6 +6,7 @@
                                                │                                          │
     StartReplica ◄──back-off, re-arm── DEAD or PARKED                                  STOPPED
 
+An exclusive call takes a process from READY to CALLING, and its answer back, or to ASLEEP; see `calls`.
 It holds no requests: what a dead replica leaves behind is the router's to recover.
 """
 
@@ -76,6 +77,19 @@ class Supervision:
         """The process takes tasks."""
         self._deadlines.clear(DeadlineKind.START, place.id)
         self.pools[place.id.stage].become_ready(place, slots, may_retry=may_retry)
+        self._announce(place, fraction=1.0)
+
+    def hold_back(self, place: Replica, now: float) -> None:
+        """Give the process nothing new: an exclusive call waits for what it has."""
+        self.pools[place.id.stage].leave_ready(place, ReplicaPhase.CALLING, now)
+        self._announce(place, fraction=1.0)
+
+    def give_back(self, place: Replica, *, is_asleep: bool) -> None:
+        """The last exclusive call has ended: the process takes tasks again, unless it sleeps."""
+        if is_asleep:
+            place.phase = ReplicaPhase.ASLEEP
+        else:
+            self.pools[place.id.stage].become_ready_again(place)
         self._announce(place, fraction=1.0)
 
     def drain(self, place: Replica, now: float) -> None:

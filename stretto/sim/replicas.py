@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.sim.world import World
-    from stretto.types import EdgeId, PayloadRef, ReplicaId, TaskKey
+    from stretto.types import CallClass, CallId, EdgeId, PayloadRef, ReplicaId, TaskKey
+
+METHODS: tuple[tuple[str, CallClass], ...] = (
+    ("look", "control"),
+    ("tidy", "exclusive"),
+    ("sleep", "exclusive"),
+    ("wake", "exclusive"),
+)
+"""What can be called at every replica; a call takes as long as a step."""
 
 ToReplica: TypeAlias = do.Dispatch | do.Feed | do.CloseInput | do.CancelTask | do.Grant
 
@@ -56,6 +64,7 @@ class SimReplica:
         self.id = replica
         self.is_alive = True
         self.is_frozen = False
+        self.is_asleep = False
         self._world = world
         self._habits = world.habits
         self._tasks: dict[TaskKey, SimTask] = {}
@@ -70,6 +79,11 @@ class SimReplica:
         """Let a command travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
         self._world.after(self._down_at - self._world.now, lambda: self._arrived(command))
+
+    def called(self, command: do.CallReplica) -> None:
+        """Let a call travel here."""
+        self._down_at = max(self._down_at, self._world.now + self._latency())
+        self._world.after(self._down_at - self._world.now, lambda: self._call(command))
 
     def die(self, reason: str) -> None:
         """End at once; the news travels behind what was sent before, or overtakes it."""
@@ -112,13 +126,16 @@ class SimReplica:
             return
         stages = self._world.router.deployment.stages
         slots = next(stage.slots for stage in stages if stage.id == self.id.stage)
-        self._send(lambda now: on.ReplicaReady(now=now, replica=self.id, slots=slots))
+        self._send(
+            lambda now: on.ReplicaReady(now=now, replica=self.id, slots=slots, methods=METHODS)
+        )
 
     def _arrived(self, command: ToReplica) -> None:
         if not self.is_alive:
             return
         if isinstance(command, do.Dispatch):
             assert command.task not in self._tasks, f"{command.task} was opened twice"
+            assert not self.is_asleep, f"{command.task} was opened at a sleeping replica"
             self._tasks[command.task] = SimTask(command)
             return
         task = self._tasks.get(command.task)
@@ -182,6 +199,35 @@ class SimReplica:
             for _ in range(self._habits.chunks_per_input):
                 task.unsent.append(self._world.payload(self._habits.chunk_bytes))
             self._go_on(task)
+
+    def _call(self, command: do.CallReplica) -> None:
+        is_alone = command.call_class == "exclusive"
+        assert not (is_alone and self.is_alive and self._tasks), f"{command} beside tasks"
+        self._world.after(
+            self._world.upto(self._habits.step_s),
+            lambda: self._answer(command.call, command.method),
+        )
+
+    def _answer(self, call: CallId, method: str) -> None:
+        if not self.is_alive or self.is_frozen:
+            return
+        if self._world.chance(self._habits.death):
+            self.die("died while it was called")
+            return
+        if method in ("sleep", "wake"):
+            self.is_asleep = method == "sleep"
+        failure = (
+            Failure(kind=FailureKind.STAGE_ERROR, detail="the model refused")
+            if self._world.chance(self._habits.task_failure)
+            else None
+        )
+        is_asleep = self.is_asleep
+        for _ in range(1 + self._world.chance(self._habits.repetition)):
+            self._send(
+                lambda now: on.RpcAnswered(
+                    now=now, call=call, replica=self.id, failure=failure, is_asleep=is_asleep
+                )
+            )
 
     def _produce(self, task: SimTask, payload: PayloadRef) -> None:
         seq, length = task.sent, self._habits.units_per_chunk

@@ -28,6 +28,7 @@ from stretto.sim.replicas import SimReplica
 from stretto.types import (
     INLINE,
     SHARED_MEMORY,
+    CallId,
     ChannelId,
     InputName,
     OutputName,
@@ -35,6 +36,7 @@ from stretto.types import (
     PipelineName,
     ReplicaId,
     RequestId,
+    StageId,
 )
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class World:
         now: Virtual seconds.
         random: The only source of chance.
         terminals: How each request ended: a class name of `commands`.
+        answers: How each call ended.
         events: Count of events by class name.
     """
 
@@ -108,6 +111,7 @@ class World:
         self.habits = habits or Habits()
         self.now = 0.0
         self.terminals: dict[RequestId, str] = {}
+        self.answers: dict[CallId, do.AnswerRpc | None] = {}
         self.events: Counter[str] = Counter()
         self.replicas: dict[ReplicaId, SimReplica] = {}
         self.clients: dict[RequestId, SimClient] = {}
@@ -199,6 +203,28 @@ class World:
         self.clients[request].begin()
         return request
 
+    def call(
+        self,
+        channel: ChannelId,
+        method: str,
+        stages: tuple[StageId, ...] = (),
+        timeout_s: float = 10.0,
+    ) -> CallId:
+        """Have a method called now; see `stretto.sim.replicas.METHODS`."""
+        call = CallId(f"{channel}-call-{len(self.answers) + 1}")
+        self.answers[call] = None
+        self.tell(
+            on.RpcRequested(
+                now=self.now,
+                call=call,
+                channel=channel,
+                method=method,
+                stages=stages,
+                timeout_s=timeout_s,
+            )
+        )
+        return call
+
     def close_channel(self, channel: ChannelId) -> None:
         """Let an API process vanish."""
         for client in self.clients.values():
@@ -220,7 +246,14 @@ class World:
         assert self.has_exited, "no exit"
         assert not self._live_payloads, f"payloads never released: {list(self._live_payloads)[:3]}"
         assert set(self.terminals) == set(self.clients), "a request without its terminal"
-        gauges = (statistics.queued, statistics.running, statistics.draining, statistics.deadlines)
+        assert None not in self.answers.values(), "a call without its answer"
+        gauges = (
+            statistics.queued,
+            statistics.running,
+            statistics.draining,
+            statistics.deadlines,
+            statistics.calls,
+        )
         assert not any(gauges), f"gauges: {statistics}"
         assert not any(stage.bound or stage.reserved for stage in statistics.stages), "slots"
 
@@ -243,7 +276,7 @@ class World:
 
     # ------------------------------------------------------------------ what the router wants
 
-    def _execute(self, command: do.AnyCommand) -> None:
+    def _execute(self, command: do.AnyCommand) -> None:  # noqa: C901 - one arm per command
         match command:
             case do.Dispatch() | do.Feed() | do.CloseInput() | do.CancelTask() | do.Grant():
                 self.replicas[command.replica].take(command)
@@ -257,6 +290,11 @@ class World:
                 self.check_live(command.payload)
                 self._check_unviewed(command.payload)
                 del self._live_payloads[command.payload]
+            case do.CallReplica():
+                self.replicas[command.replica].called(command)
+            case do.AnswerRpc():
+                assert self.answers[command.call] is None, f"{command.call} was answered twice"
+                self.answers[command.call] = command
             case do.StartReplica():
                 self.replicas[command.replica] = SimReplica(self, command.replica)
             case do.StopReplica():

@@ -5,6 +5,8 @@ This package must not know any other part of Stretto.
 
 from stretto.types.clock import Clock
 from stretto.types.ids import (
+    CallClass,
+    CallId,
     ChannelId,
     EdgeId,
     IncarnationNumber,
@@ -30,6 +32,8 @@ from stretto.types.payload import (
 __all__ = [
     "INLINE",
     "SHARED_MEMORY",
+    "CallClass",
+    "CallId",
     "ChannelId",
     "Clock",
     "EdgeId",

@@ -1,6 +1,6 @@
 """Identities. Each is minted in one place and never reused within a run."""
 
-from typing import NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType, TypeAlias
 
 StageId = NewType("StageId", str)
 """A node of the deployment's graph, for example `talker`. Not to be confused with a replica of it."""
@@ -20,6 +20,12 @@ ChannelId = NewType("ChannelId", str)
 
 RequestId = NewType("RequestId", str)
 """`<channel>-<number>`: minted inside; a client's own id is only a label."""
+
+CallId = NewType("CallId", str)
+"""`<channel>-call-<number>`: one collective call. Not to be confused with a request."""
+
+CallClass: TypeAlias = Literal["control", "exclusive"]
+"""How a replica runs a method: `control` at once beside its tasks, `exclusive` alone, drained first."""
 
 SessionId = NewType("SessionId", str)
 RunId = NewType("RunId", str)

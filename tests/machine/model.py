@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 from stretto.core import commands as do
 from stretto.types import (
     INLINE,
+    CallId,
     ChannelId,
     EdgeId,
     IncarnationNumber,
@@ -66,6 +67,10 @@ class Model:
         payloads: All payloads that were not released.
         views: Who looks at which payload in shared memory, and how often.
         channels: Open channels.
+        calls: All calls, and the channel of each.
+        answered: The calls that were answered.
+        called: What each replica was called for and has not answered: the command of each call.
+        asleep: Replicas that have said so.
         has_exited: Everything was stopped.
     """
 
@@ -77,6 +82,10 @@ class Model:
         self.payloads: dict[PayloadRef, None] = {}
         self.views: dict[TaskKey | ChannelId, Counter[PayloadRef]] = {}
         self.channels: dict[ChannelId, None] = {}
+        self.calls: dict[CallId, ChannelId] = {}
+        self.answered: dict[CallId, do.AnswerRpc] = {}
+        self.called: dict[tuple[ReplicaId, CallId], do.CallReplica] = {}
+        self.asleep: set[ReplicaId] = set()
         self.has_exited = False
 
     def ended(self, task: TaskKey) -> None:
@@ -87,13 +96,16 @@ class Model:
     def gone(self, replica: ReplicaId) -> None:
         """A replica is no more, nor is what it held."""
         self.replicas.pop(replica, None)
+        self.asleep.discard(replica)
+        for called in [key for key in self.called if key[0] == replica]:
+            del self.called[called]
         for key, open_task in list(self.tasks.items()):
             if open_task.replica == replica:
                 self.ended(key)
 
-    def apply(self, command: do.AnyCommand) -> None:
+    def apply(self, command: do.AnyCommand) -> None:  # noqa: C901 - one arm per command
         """Follow a command, if it may come now."""
-        answers = (do.Reject, do.Release, do.AcknowledgeAbort)
+        answers = (do.Reject, do.Release, do.AcknowledgeAbort, do.AnswerRpc)
         assert not self.has_exited or isinstance(command, answers), f"{command} after the exit"
         match command:
             case do.Dispatch() | do.Feed() | do.CloseInput() | do.Grant() | do.CancelTask():
@@ -111,6 +123,12 @@ class Model:
             case do.StopReplica():
                 assert command.replica in self.replicas
                 self.gone(command.replica)
+            case do.CallReplica():
+                self._call(command)
+            case do.AnswerRpc():
+                assert command.channel == self.calls[command.call]
+                assert command.call not in self.answered, f"{command} is its second answer"
+                self.answered[command.call] = command
             case do.Announce() | do.AcknowledgeAbort():
                 pass
             case do.Exit():
@@ -127,11 +145,29 @@ class Model:
         self.incarnations[place] = replica.incarnation
         self.replicas[replica] = "starting"
 
+    def _call(self, command: do.CallReplica) -> None:
+        assert self.replicas[command.replica] in ("ready", "draining")
+        assert command.call not in self.answered, f"{command} after its answer"
+        if command.call_class == "exclusive":
+            assert not any(task.replica == command.replica for task in self.tasks.values())
+            assert not self.is_alone(command.replica)
+        assert (command.replica, command.call) not in self.called
+        self.called[command.replica, command.call] = command
+
+    def is_alone(self, replica: ReplicaId) -> bool:
+        """Say whether an exclusive call runs there."""
+        return any(
+            called == replica and command.call_class == "exclusive"
+            for (called, _), command in self.called.items()
+        )
+
     def _to_replica(
         self, command: do.Dispatch | do.Feed | do.CloseInput | do.Grant | do.CancelTask
     ) -> None:
         if isinstance(command, do.Dispatch):
             assert self.replicas[command.replica] == "ready", f"{command} to one that is not ready"
+            assert command.replica not in self.asleep, f"{command} to one that sleeps"
+            assert not self.is_alone(command.replica), f"{command} beside an exclusive call"
             assert command.task not in self.tasks
             assert self.asked[command.task.request].terminal is None
             assert command.options is None or command.options in self.payloads

@@ -20,7 +20,8 @@ from stretto.core.graph import Deployment, EdgeMode, Limits, StageSpec
 from stretto.core.requests import RequestState
 from stretto.core.router import LEGAL, Router
 from stretto.errors import Failure, FailureKind, InvalidTransition
-from stretto.types import INLINE, SHARED_MEMORY, ChannelId, PayloadRef, RequestId, TaskKey
+from stretto.sim.replicas import METHODS
+from stretto.types import INLINE, SHARED_MEMORY, CallId, ChannelId, PayloadRef, RequestId, TaskKey
 from tests.core.builders import (
     AUDIO,
     TEXT,
@@ -323,7 +324,7 @@ class RouterMachine(RuleBasedStateMachine):
             self.tell(on.ReplicaProgressed(now=self.now, replica=replica, what="x", fraction=0.5))
         else:
             self.model.replicas[replica] = "ready"
-            self.tell(on.ReplicaReady(now=self.now, replica=replica, slots=1))
+            self.tell(on.ReplicaReady(now=self.now, replica=replica, slots=1, methods=METHODS))
 
     @precondition(lambda self: self.model.replicas)
     @rule(data=st.data(), how=st.sampled_from(("dies", "dies twice", "can't start", "drains")))
@@ -338,6 +339,55 @@ class RouterMachine(RuleBasedStateMachine):
         else:
             for _ in how.split():
                 self.tell(on.ReplicaDied(now=self.now, replica=replica, reason="exit 9"))
+
+    # ------------------------------------------------------------------ calls
+
+    @precondition(lambda self: self.model.channels)
+    @rule(
+        data=st.data(),
+        method=st.sampled_from(("look", "tidy", "tidy", "sleep", "wake", "wake", "nothing")),
+        timeout_s=st.sampled_from((0.1, 4.0)),
+        everywhere=st.booleans(),
+    )
+    def call(self, data: st.DataObject, method: str, timeout_s: float, *, everywhere: bool) -> None:
+        """Somebody wants a method called, at one stage's replicas or at all."""
+        channel = self.pick(data, list(self.model.channels))
+        stage = self.pick(data, self.deployed.stages).id
+        self.numbers += 1
+        call = CallId(f"{channel}-call-{self.numbers}")
+        self.model.calls[call] = channel
+        self.tell(
+            on.RpcRequested(
+                now=self.now,
+                call=call,
+                channel=channel,
+                method=method,
+                stages=() if everywhere else (stage,),
+                timeout_s=timeout_s,
+            )
+        )
+
+    @precondition(lambda self: self.model.called)
+    @rule(data=st.data(), twice=st.booleans(), well=st.booleans())
+    def answer(self, data: st.DataObject, *, twice: bool, well: bool) -> None:
+        """A replica answers a call, which may have ended."""
+        replica, call = self.pick(data, list(self.model.called))
+        method = self.model.called.pop((replica, call)).method
+        if method == "sleep" and well:
+            self.model.asleep.add(replica)
+        if method == "wake" and well:
+            self.model.asleep.discard(replica)
+        failure = None if well else Failure(kind=FailureKind.STAGE_ERROR, detail="no")
+        for _ in range(1 + twice):
+            self.tell(
+                on.RpcAnswered(
+                    now=self.now,
+                    call=call,
+                    replica=replica,
+                    failure=failure,
+                    is_asleep=replica in self.model.asleep,
+                )
+            )
 
     # ------------------------------------------------------------------ time, lateness, nonsense
 
@@ -438,7 +488,8 @@ class RouterMachine(RuleBasedStateMachine):
         assert all(asked.terminal for asked in self.model.asked.values())
         assert not self.model.payloads, "payloads were never released"
         assert not self.model.replicas
-        gauges = (statistics.queued, statistics.running, statistics.draining)
+        assert set(self.model.answered) == set(self.model.calls)
+        gauges = (statistics.queued, statistics.running, statistics.draining, statistics.calls)
         assert not any((*gauges, statistics.held_payloads, statistics.deadlines))
         assert not any(stage.bound or stage.reserved for stage in statistics.stages)
 

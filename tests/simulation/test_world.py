@@ -8,6 +8,7 @@ import pytest
 
 from stretto.core import events as on
 from stretto.core.graph import Limits, StageSpec
+from stretto.sim.replicas import METHODS
 from stretto.sim.world import Habits, World
 from stretto.types import ChannelId
 from tests.core.builders import TEXT, A, B, C, D, diamond, line_of_2, line_of_3, shared
@@ -60,10 +61,17 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, is_rough: bool = 
         replica = world.random.choice(list(world.replicas))
         world.tell(on.DrainRequested(now=world.now, replica=replica))
 
+    def call() -> None:
+        stages = () if world.chance(0.5) else (world.random.choice(deployed.stages).id,)
+        method = world.random.choice(METHODS)[0]
+        world.call(world.random.choice(CHANNELS), method, stages, timeout_s=world.upto(5.0))
+
     at_s = 0.0
     for _ in range(12):
         at_s += world.upto(0.3)
         world.after(at_s, arrive)
+        if is_rough and world.chance(0.5):
+            world.after(at_s + world.upto(0.3), call)
     if is_rough and world.chance(0.5):
         world.after(world.upto(at_s), operate)
         world.after(at_s + 0.1, lambda: world.close_channel(CHANNELS[0]))

@@ -22,6 +22,7 @@ from stretto.types import (
     OutputName,
     PayloadRef,
     PipelineName,
+    ReplicaId,
     RunId,
     SessionId,
     StageId,
@@ -108,6 +109,33 @@ class HttpDone(_Message, frozen=True, tag=7):
     code: int
     duration_s: float
     first_audio_s: float | None = None
+
+
+class Call(_Message, frozen=True, tag=8):
+    """Have a method called at replicas; answered by `CallAnswered` of the same number.
+
+    Attributes:
+        number: Counted by the asking process, from 1; each kind of number for itself.
+        method: Which method.
+        stages: At the replicas of these stages; empty means wherever there is such a method.
+        arguments: By name, as msgpack, `MAX_CALL_BYTES` at most.
+        timeout_s: How long the answers may take; above 0, `MAX_CALL_TIMEOUT_S` at most.
+    """
+
+    number: int
+    method: str
+    stages: tuple[StageId, ...]
+    arguments: bytes
+    timeout_s: float
+
+
+class CallResult(_Message, frozen=True):
+    """What came of a call at one replica: a value as msgpack if it is `ok`, else a failure."""
+
+    replica: ReplicaId
+    status: Literal["ok", "error", "died"]
+    value: bytes = b""
+    failure: Failure | None = None
 
 
 class PipelineInfo(_Message, frozen=True):
@@ -220,7 +248,15 @@ class Answer(_Message, frozen=True, tag=43):
     failure: Failure | None = None
 
 
-Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone
+class CallAnswered(_Message, frozen=True, tag=44):
+    """The answer to a `Call`: what came of it at each replica, or why it failed as a whole."""
+
+    number: int
+    results: tuple[CallResult, ...]
+    failure: Failure | None = None
+
+
+Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone | Call
 Down: TypeAlias = (
     Welcome
     | Output
@@ -234,6 +270,7 @@ Down: TypeAlias = (
     | Fatal
     | Closing
     | Answer
+    | CallAnswered
 )
 
 

@@ -12,7 +12,17 @@ import msgspec
 
 from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
-from stretto.types import INLINE, EdgeId, PayloadRef, PipelineName, ReplicaId, RunId, TaskKey
+from stretto.types import (
+    INLINE,
+    CallClass,
+    CallId,
+    EdgeId,
+    PayloadRef,
+    PipelineName,
+    ReplicaId,
+    RunId,
+    TaskKey,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,10 +75,17 @@ class StageFacts(_Message, frozen=True, tag=3):
 
 
 class Ready(_Message, frozen=True, tag=4):
-    """Loaded and warmed up; `slots` is how many tasks this replica holds at a time."""
+    """Loaded and warmed up.
+
+    Attributes:
+        slots: How many tasks this replica holds at a time.
+        facts: What its backend declares.
+        methods: What can be called here.
+    """
 
     slots: int
     facts: StageFacts
+    methods: dict[str, CallClass] = {}
 
 
 class StartFailed(_Message, frozen=True, tag=5):
@@ -111,6 +128,22 @@ class Ended(_Message, frozen=True, tag=9):
     task: TaskKey
     outcome: Literal["finished", "failed", "cancelled"]
     failure: Failure | None = None
+
+
+class CallAnswered(_Message, frozen=True, tag=10):
+    """A method has run.
+
+    Attributes:
+        call: Which call.
+        value: What it returned, as msgpack; empty if it failed.
+        failure: Why it failed.
+        is_asleep: This replica takes no task until another call has woken it.
+    """
+
+    call: CallId
+    value: bytes
+    failure: Failure | None = None
+    is_asleep: bool = False
 
 
 class Welcome(_Message, frozen=True, tag=32):
@@ -172,8 +205,26 @@ class Drain(_Message, frozen=True, tag=39):
     """Nothing new comes; exit when the last task has ended."""
 
 
-Up: TypeAlias = Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended
-Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain
+class Call(_Message, frozen=True, tag=40):
+    """Run a method; answered by `CallAnswered`. See `stretto.core.commands.CallReplica`.
+
+    Attributes:
+        call: Which call.
+        method: One that `Ready` has named.
+        call_class: With an exclusive one no task is open, and none is opened before its answer.
+        arguments: By name, as msgpack.
+    """
+
+    call: CallId
+    method: str
+    call_class: CallClass
+    arguments: bytes
+
+
+Up: TypeAlias = (
+    Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended | CallAnswered
+)
+Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain | Call
 
 
 def inline_payload(message: object) -> PayloadRef | None:

@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from stretto.core import events as on
-from stretto.messages import channel
+from stretto.messages import MAX_CALL_BYTES, MAX_CALL_TIMEOUT_S, channel
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
 from stretto.transport.local import ChannelEnd, LocalConnection
-from stretto.types import INLINE, ChannelId, Clock, PayloadRef, RequestId, RunId, StageId
+from stretto.types import (
+    INLINE,
+    CallId,
+    ChannelId,
+    Clock,
+    PayloadRef,
+    RequestId,
+    RunId,
+    StageId,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from stretto.errors import Failure
     from stretto.messages.link import StageFacts
     from stretto.orchestrator.answers import Answers
+    from stretto.orchestrator.calls import CallValues
     from stretto.orchestrator.dispatcher import Dispatcher, Inbox
     from stretto.orchestrator.payloads import PayloadTable
 
@@ -44,6 +54,7 @@ class Peer:
         self.connection = connection
         self.inbox = inbox
         self.last_number = 0
+        self.last_call = 0
 
 
 class Channels:
@@ -57,9 +68,10 @@ class Channels:
         clock: Monotonic seconds.
         welcome: Makes the welcome for a new channel.
         answers: Answers questions, and takes what is told for the metrics.
+        calls: Keeps the arguments of calls.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators
         self,
         dispatcher: Dispatcher,
         payloads: PayloadTable,
@@ -68,6 +80,7 @@ class Channels:
         clock: Clock,
         welcome: Callable[[ChannelId], channel.Welcome],
         answers: Answers,
+        calls: CallValues,
     ) -> None:
         self._dispatcher = dispatcher
         self._payloads = payloads
@@ -76,6 +89,7 @@ class Channels:
         self._clock = clock
         self._make_welcome = welcome
         self._answers = answers
+        self._calls = calls
         self._peers: dict[ChannelId, Peer] = {}
         self._voices: dict[ChannelEnd, Peer] = {}
         self._strangers = Strangers("channel", run)
@@ -234,6 +248,8 @@ class Channels:
                     channel=peer.name,
                     acknowledge=message.acknowledge,
                 )
+            case channel.Call():
+                return self._called(peer, message, now)
             case channel.Ask():
                 peer.connection.send(self._answers.answer(message, now))
                 return None
@@ -277,6 +293,27 @@ class Channels:
             affinity=message.affinity,
         )
 
+    def _called(
+        self, peer: Peer, message: channel.Call, now: float
+    ) -> on.RpcRequested | on.ChannelClosed:
+        if message.number <= peer.last_call:
+            return self._broken(peer, f"it used call number {message.number} twice", now)
+        if len(message.arguments) > MAX_CALL_BYTES:
+            return self._broken(peer, f"its arguments have {len(message.arguments)} bytes", now)
+        if not 0 < message.timeout_s <= MAX_CALL_TIMEOUT_S:
+            return self._broken(peer, f"its call may take {message.timeout_s} s", now)
+        peer.last_call = message.number
+        call = CallId(f"{peer.name}-call-{message.number}")
+        self._calls.begin(call, message.arguments)
+        return on.RpcRequested(
+            now=now,
+            call=call,
+            channel=peer.name,
+            method=message.method,
+            timeout_s=message.timeout_s,
+            stages=message.stages,
+        )
+
     def _repeated_hello(self, peer: Peer, now: float) -> on.ChannelClosed:
         return self._broken(peer, "it said hello twice", now)
 
@@ -301,6 +338,6 @@ def _request_id(peer: Peer, number: int) -> RequestId:
     return RequestId(f"{peer.name}-{number}")
 
 
-def number_of(request: RequestId) -> int:
-    """Return the number by which the API process knows a request."""
+def number_of(request: RequestId | CallId) -> int:
+    """Return the number by which the API process knows a request or a call."""
     return int(request.rpartition("-")[2])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.config.process_specs import OrchestratorSpec
+    from stretto.orchestrator.calls import CallValues
     from stretto.orchestrator.links import Links
     from stretto.orchestrator.payloads import PayloadTable
 
@@ -28,17 +29,19 @@ class Executor:
         links: To replicas.
         channels: To API processes.
         payloads: Inline bytes.
+        calls: Arguments and results of calls.
         launcher: Starts and kills replica processes.
         replica_address: Where replicas connect.
         on_exit: Called when everything has been stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators
         self,
         spec: OrchestratorSpec,
         links: Links,
         channels: Channels,
         payloads: PayloadTable,
+        calls: CallValues,
         launcher: Launcher,
         replica_address: str,
         on_exit: Callable[[], None],
@@ -47,6 +50,7 @@ class Executor:
         self._links = links
         self._channels = channels
         self._payloads = payloads
+        self._calls = calls
         self._launcher = launcher
         self._replica_address = replica_address
         self._on_exit = on_exit
@@ -94,6 +98,12 @@ class Executor:
             case do.StopReplica():
                 self._links.forget(command.replica)
                 self._launcher.stop(command.replica)
+            case do.CallReplica():
+                self._call(command)
+            case do.AnswerRpc():
+                results = self._calls.end(command)
+                message = channel.CallAnswered(number_of(command.call), results, command.failure)
+                self._channels.send(command.channel, message)
             case do.Exit():
                 self._on_exit()
             case _:
@@ -144,6 +154,13 @@ class Executor:
             command.bytes,
         )
         found.send(message, body)
+
+    def _call(self, command: do.CallReplica) -> None:
+        found = self._links.find(command.replica)
+        if found is not None:
+            found.calls[command.call] = None
+            arguments = self._calls.arguments(command.call)
+            found.send(link.Call(command.call, command.method, command.call_class, arguments))
 
     def _start(self, replica: ReplicaId) -> None:
         stage = self._stages[replica.stage]

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from stretto.core import events as on
-from stretto.messages import PROTOCOL_VERSION, link
+from stretto.messages import MAX_CALL_BYTES, PROTOCOL_VERSION, link
 from stretto.orchestrator.payloads import PayloadTable, owner_of
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
-from stretto.types import INLINE, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
+from stretto.types import INLINE, CallId, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stretto.orchestrator.calls import CallValues
     from stretto.orchestrator.dispatcher import Dispatcher, Inbox
 
 log = logging.getLogger("stretto.orchestrator")
@@ -59,6 +60,8 @@ class Link:
         self.connection: Connection[link.Up] | None = None
         self.next_seq: dict[TaskKey, int] = {}
         """Open tasks, and the number of the next data chunk of each."""
+        self.calls: dict[CallId, None] = {}
+        """Calls that it has not answered."""
         self.freed: list[str] = []
         """Payload files to release, sent together at the end of the turn."""
         self.has_loaded = False
@@ -91,6 +94,7 @@ class Links:
         run: The run that a hello must name.
         clock: Monotonic seconds.
         on_facts: Called when a replica declares its stage's facts.
+        calls: Keeps what calls return.
     """
 
     def __init__(
@@ -100,12 +104,14 @@ class Links:
         run: RunId,
         clock: Clock,
         on_facts: Callable[[StageId, link.StageFacts], None],
+        calls: CallValues,
     ) -> None:
         self._dispatcher = dispatcher
         self._payloads = payloads
         self._run = run
         self._clock = clock
         self._on_facts = on_facts
+        self._calls = calls
         self._loop = asyncio.get_running_loop()
         self._links: dict[ReplicaId, Link] = {}
         self._owners: dict[str, Link] = {}
@@ -298,6 +304,8 @@ class Links:
             case link.StartFailed():
                 _check_loading(source)
                 return on.ReplicaStartFailed(now=now, replica=source.replica, reason=message.reason)
+            case link.CallAnswered():
+                return self._answered(source, message, now)
             case link.Hello():
                 raise ProtocolViolated("it said hello twice")
             case _:
@@ -314,6 +322,24 @@ class Links:
             replica=source.replica,
             slots=message.slots,
             may_retry=message.facts.recovery == "retry",
+            methods=tuple(message.methods.items()),
+        )
+
+    def _answered(self, source: Link, message: link.CallAnswered, now: float) -> on.RpcAnswered:
+        if message.call not in source.calls:
+            raise ProtocolViolated(f"it answers call {message.call}, which is not open there")
+        if len(message.value) > MAX_CALL_BYTES:
+            raise ProtocolViolated(
+                f"it answers call {message.call} with {len(message.value)} bytes"
+            )
+        del source.calls[message.call]
+        self._calls.keep(message.call, source.replica, message.value)
+        return on.RpcAnswered(
+            now=now,
+            call=message.call,
+            replica=source.replica,
+            failure=message.failure,
+            is_asleep=message.is_asleep,
         )
 
     def _produced(

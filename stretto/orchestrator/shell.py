@@ -16,6 +16,7 @@ from stretto.messages import PROTOCOL_VERSION, channel
 from stretto.observe import EventLogWriter
 from stretto.observe.metrics import Metrics
 from stretto.orchestrator.answers import Answers
+from stretto.orchestrator.calls import CallValues
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
 from stretto.orchestrator.executor import Executor
@@ -65,6 +66,7 @@ class Orchestrator:
         )
         self._metrics = Metrics(spec.epoch)
         self._payloads = PayloadTable(spec.shared_memory_dir)
+        calls = CallValues()
         self._dispatcher = Dispatcher(
             self._router,
             self._execute,
@@ -81,15 +83,22 @@ class Orchestrator:
             time.monotonic,
             self._welcome,
             Answers(self._router, self._metrics, spec.epoch),
+            calls,
         )
         self._links = Links(
-            self._dispatcher, self._payloads, spec.run, time.monotonic, self._channels.learn
+            self._dispatcher,
+            self._payloads,
+            spec.run,
+            time.monotonic,
+            self._channels.learn,
+            calls,
         )
         self._executor = Executor(
             spec,
             self._links,
             self._channels,
             self._payloads,
+            calls,
             launcher,
             f"unix:{self._replica_path}",
             self._stopped,

@@ -11,7 +11,7 @@ import pytest
 from stretto.core.commands import ReplicaState, StageTiming, Timings
 from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel, link
-from stretto.types import ChannelId, EdgeId, PipelineName, RunId
+from stretto.types import CallId, ChannelId, EdgeId, PipelineName, RunId
 from tests.core.builders import AUDIO, TEXT, A, edge, inline, replica, shm, task
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RUN = RunId("run")
 SPEECH = PipelineName("speech")
+CALL = CallId("1.1-call-1")
 IN = EdgeId("request.text->a.in")
 FAILURE = Failure(
     kind=FailureKind.OVERLOADED,
@@ -36,6 +37,7 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Hello(PROTOCOL_VERSION, RUN, replica(A), "nonce", 123, "host"),
     link.LoadProgress("weights", 0.5),
     link.Ready(4, FACTS),
+    link.Ready(4, FACTS, {"ping": "control", "sleep": "exclusive"}),
     link.StartFailed("no module"),
     link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, b"token"),
     link.Produced(task(A, attempt=2), 0, shm("x"), 0, 0, "preview", 0.0),
@@ -43,6 +45,8 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Viewed(task(A), shm("x")),
     link.Ended(task(A), "finished"),
     link.Ended(task(A), "failed", FAILURE),
+    link.CallAnswered(CALL, b"\xc0"),
+    link.CallAnswered(CALL, b"", FAILURE, is_asleep=True),
 )
 LINK_DOWN: tuple[link.Down, ...] = (
     link.Welcome(PROTOCOL_VERSION, RUN),
@@ -54,6 +58,7 @@ LINK_DOWN: tuple[link.Down, ...] = (
     link.Grant(task(A), 8, 2000),
     link.Release(("x", "y")),
     link.Drain(),
+    link.Call(CALL, "ping", "control", b"\x80"),
 )
 CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Hello(PROTOCOL_VERSION, RUN, 123, "api"),
@@ -66,6 +71,7 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Viewed(shm("x")),
     channel.Ask(1, "story", "mine"),
     channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06),
+    channel.Call(1, "ping", (A,), b"\x80", 2.5),
 )
 CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.Welcome(
@@ -91,6 +97,10 @@ CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.Closing(),
     channel.Answer(1, "text"),
     channel.Answer(2, "", FAILURE),
+    channel.CallAnswered(1, (channel.CallResult(replica(A), "ok", b"\xc0"),)),
+    channel.CallAnswered(
+        2, (channel.CallResult(replica(A), "died", failure=FAILURE),), failure=FAILURE
+    ),
 )
 DIRECTIONS = {
     "link up": (link.Up, LINK_UP),

@@ -14,6 +14,7 @@ from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel
 from stretto.observe.metrics import Metrics
 from stretto.orchestrator.answers import Answers
+from stretto.orchestrator.calls import CallValues
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
 from stretto.orchestrator.payloads import PayloadTable
@@ -87,7 +88,9 @@ def make_channels(crashes: Callable[[BaseException], None]) -> Channels:
         return channel.Welcome(PROTOCOL_VERSION, 1, name, None, (), (), {})
 
     answers = Answers(router, Metrics(1), 1)
-    return BrittleChannels(dispatcher, PayloadTable(None), RUN, 1, time.monotonic, welcome, answers)
+    return BrittleChannels(
+        dispatcher, PayloadTable(None), RUN, 1, time.monotonic, welcome, answers, CallValues()
+    )
 
 
 @pytest.mark.parametrize("breaks_on", [channel.Fatal, channel.Closing])

@@ -8,6 +8,15 @@ arguments, calls `load` once in the compute thread, and then uses one of two for
 * **Per step**: `open`, `step` and `close` run in the compute thread; the runtime batches inputs of
   different tasks into one `step`. For anything that computes.
 
+A backend may offer methods that can be called from outside (`Engine.collective_rpc`) in a class attribute
+
+    rpc_methods: ClassVar[Mapping[str, CallClass]] = {"temperature": "control", "reload": "exclusive"}
+
+A `control` method runs on the replica's loop at once, beside the tasks; it may be `async`, and must not
+block. An `exclusive` one runs in the compute thread while the replica has no task. Arguments come by
+name; they and the result are what msgpack can carry. A backend that can give its memory back has `sleep()`
+and `wake()`, which every replica offers as exclusive methods and which need not be named.
+
 What a backend may keep: values of an input's payload are views that are valid until `step` returns
 and the chunks it returned are encoded (form 1: until the next input is taken); copy what must live
 longer.

@@ -43,7 +43,7 @@ from stretto.errors import InvalidRequest, StageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from stretto.types import Payload, Value
+    from stretto.types import CallClass, Payload, Value
 
 LoadFault: TypeAlias = Literal["raise", "exit", "kill", "hang"]
 
@@ -202,6 +202,12 @@ class _ScriptedBase:
         media={"rate_hz": RATE_HZ, "channels": 1, "format": "s16le"},
         voices=("counter",),
     )
+    rpc_methods: ClassVar[Mapping[str, CallClass]] = {
+        "echo": "control",
+        "wait": "control",
+        "compute": "exclusive",
+        "kill": "control",
+    }
 
     def __init__(
         self,
@@ -212,6 +218,7 @@ class _ScriptedBase:
         self._fields = dict(script or {})
         self._load_s = load_s
         self._load_fault: LoadFault | None = load_fault
+        self._is_asleep = False
         _script_of(self._fields)
 
     def load(self, progress: LoadProgress) -> None:
@@ -231,7 +238,33 @@ class _ScriptedBase:
             case None:
                 progress("script", 1.0)
 
+    def sleep(self) -> None:
+        """Pretend to give memory back."""
+        self._is_asleep = True
+
+    def wake(self) -> None:
+        """Pretend to take it again."""
+        self._is_asleep = False
+
+    def echo(self, value: object = None) -> object:
+        """Return the value."""
+        return value
+
+    async def wait(self, seconds: float) -> None:
+        """Take so long without computing."""
+        await _pause(seconds)
+
+    def compute(self, seconds: float) -> None:
+        """Compute for so long."""
+        _compute(seconds)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def _player(self, task: Task) -> Player:
+        if self._is_asleep:
+            raise StageError(f"task {task.key} was opened while the backend sleeps")
         return Player(_script_of(self._fields | _requested_fields(task)), task)
 
 

@@ -21,6 +21,7 @@ from stretto.backends.contract import Backend, Capabilities, StepBackend, Stream
 from stretto.backends.loading import backend_class
 from stretto.errors import ConfigError, StartFailed, StrettoError, sendable
 from stretto.messages import PROTOCOL_VERSION, link
+from stretto.replica.calls import Calls, checked_methods
 from stretto.replica.compute import ComputeThread
 from stretto.replica.outlet import Outlet
 from stretto.replica.parts import Parts
@@ -41,7 +42,16 @@ FAREWELL_S = 1.0
 
 
 class Driver(Protocol):
-    """Runs a backend of one form."""
+    """Runs a backend of one form.
+
+    Attributes:
+        steps: How often the backend was asked to go on.
+    """
+
+    @property
+    def steps(self) -> int:
+        """Return the count."""
+        ...
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -72,6 +82,8 @@ class Replica:
         self._settings = RuntimeSettings.of(spec.runtime)
         self._table = TaskTable()
         self._driver: Driver | None = None
+        self._calls: Calls | None = None
+        self._group = asyncio.TaskGroup()
         self._is_draining = False
         loop = asyncio.get_running_loop()
         self._welcomed: asyncio.Future[None] = loop.create_future()
@@ -123,12 +135,22 @@ class Replica:
             self._connection.send(link.StartFailed(backend.detail))
             return 1
         self._driver = self._driver_of(backend)
+        self._calls = Calls(
+            backend,
+            checked_methods(spec.backend, type(backend)),
+            self._compute,
+            self._counts,
+            self._connection.send,
+            str(spec.replica),
+        )
         gc.collect()
         gc.freeze()  # what a backend has loaded stays; collections need not look at it
-        async with asyncio.TaskGroup() as group:
+        async with self._group as group:
             group.create_task(self._driver.run())
             self._connection.send(
-                link.Ready(self._settings.slots, self._facts(backend.capabilities))
+                link.Ready(
+                    self._settings.slots, self._facts(backend.capabilities), self._calls.classes
+                )
             )
         return 0
 
@@ -140,6 +162,7 @@ class Replica:
             capabilities = _checked_capabilities(
                 self._spec.backend, getattr(cls, "capabilities", None)
             )
+            checked_methods(self._spec.backend, cls)
             options = {**self._device(capabilities), **self._spec.options}
             backend = cast("Backend", cls(**options))
             backend.load(self._report)
@@ -194,6 +217,14 @@ class Replica:
             recovery="retry" if may_retry else "fail",
         )
 
+    def _counts(self) -> dict[str, int]:
+        assert self._driver is not None
+        return {
+            "slots": self._settings.slots,
+            "tasks": len(self._table),
+            "steps": self._driver.steps,
+        }
+
     def _report(self, what: str, fraction: float) -> None:
         """Tell how far loading is; the backend calls it in the compute thread."""
         self._compute.report(self._progressed, sendable(str(what)), float(fraction))
@@ -241,6 +272,9 @@ class Replica:
             case link.Cancel(task=task):
                 assert self._driver is not None, "a task was cancelled before the replica was ready"
                 self._driver.cancel(task)
+            case link.Call():
+                assert self._calls is not None, "it was called before it was ready"
+                self._calls.take(message, self._group)
             case link.Release(keys=keys):
                 self._outlet.free(keys)
             case link.Drain():

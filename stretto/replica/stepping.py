@@ -61,6 +61,7 @@ class StepWorker:
         self._backend = backend
         self._outlet = outlet
         self._where = where
+        self.steps = 0
 
     def close(self, session: StepSession) -> list[PayloadRef]:
         """Release a task's state, once, and return the payloads that are done with."""
@@ -124,6 +125,7 @@ class StepWorker:
                 result.end = failure
 
     def _outcomes(self, items: list[tuple[object, Input]]) -> Sequence[object]:
+        self.steps += 1
         outcomes = _as_sequence(self._backend.step(items), "the outcomes of a step")
         if len(outcomes) != len(items):
             raise StageError(
@@ -170,6 +172,11 @@ class StepDriver:
         self._sessions: dict[TaskKey, StepSession] = {}
         self._timers: dict[TaskKey, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
+
+    @property
+    def steps(self) -> int:
+        """How many steps the backend was asked for."""
+        return self._worker.steps
 
     def opened(self, task: HeldTask) -> None:
         """Do nothing yet: the task starts with its first round."""

@@ -84,6 +84,7 @@ class StreamDriver:
         self._where = parts.where
         self._players: dict[TaskKey, _Player] = {}
         self._group = asyncio.TaskGroup()
+        self.steps = 0
 
     async def run(self) -> None:
         """Own the generators until cancelled."""
@@ -183,6 +184,7 @@ class StreamDriver:
         held = player.task
         while not held.is_cancelled:
             await player.until(lambda: held.may_send)
+            self.steps += 1
             try:
                 chunk = await anext(chunks)
             except StopAsyncIteration:

@@ -20,7 +20,9 @@ from stretto.backends.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from stretto.types import CallClass
 
 
 class Recorder:
@@ -234,3 +236,51 @@ class Quitter(Base):
 
     def step(self, items: object) -> None:
         """Do nothing."""
+
+
+class Called(Obedient):
+    """Offers methods."""
+
+    rpc_methods: ClassVar[Mapping[str, CallClass]] = {
+        "thread_alone": "exclusive",
+        "thread_beside": "control",
+        "break_alone": "exclusive",
+        "break_beside": "control",
+        "break_later": "control",
+        "give_object": "control",
+        "give_bytes": "exclusive",
+        "leave": "exclusive",
+    }
+
+    def thread_alone(self) -> str:
+        """Name the thread."""
+        return threading.current_thread().name
+
+    def thread_beside(self) -> str:
+        """Name the thread."""
+        return threading.current_thread().name
+
+    def break_alone(self) -> None:
+        """Raise."""
+        raise ValueError("on purpose")
+
+    def break_beside(self) -> None:
+        """Raise."""
+        raise ValueError("on purpose")
+
+    async def break_later(self) -> None:
+        """Raise."""
+        await asyncio.sleep(0)
+        raise ValueError("on purpose")
+
+    def give_object(self) -> object:
+        """Return what can't be sent."""
+        return object()
+
+    def give_bytes(self, count: int) -> bytes:
+        """Return so many bytes."""
+        return bytes(count)
+
+    def leave(self) -> None:
+        """Exit."""
+        raise SystemExit(3)

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stretto.engine import Engine as Engine
     from stretto.engine import OutputChunk as OutputChunk
+    from stretto.engine import RpcResult as RpcResult
     from stretto.errors import StrettoError as StrettoError
 
 __version__ = "0.1.0"
 
-__all__ = ["Engine", "OutputChunk", "StrettoError", "__version__"]
+__all__ = ["Engine", "OutputChunk", "RpcResult", "StrettoError", "__version__"]
 
 _HOMES = {
     "Engine": "stretto.engine",
     "OutputChunk": "stretto.engine",
+    "RpcResult": "stretto.engine",
     "StrettoError": "stretto.errors",
 }
 

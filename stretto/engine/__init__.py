@@ -4,6 +4,7 @@
 backends, HTTP, or how the router decides.
 """
 
+from stretto.engine.calls import RpcResult
 from stretto.engine.channel import Channel, ChannelStatistics
 from stretto.engine.client import EngineClient, EngineState
 from stretto.engine.engine import Engine
@@ -18,6 +19,7 @@ __all__ = [
     "EngineState",
     "OutputChunk",
     "Readiness",
+    "RpcResult",
     "StageView",
     "Stream",
 ]

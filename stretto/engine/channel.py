@@ -3,8 +3,8 @@
 Rules
 
 * What was sent before an end is delivered before it: outputs, then the terminal, then death.
-* The end of the channel is one error, `EngineDead`, at every stream, every abort that waits for its
-  answer, and every later call. It is latched: an engine that comes back has another channel.
+* The end of the channel is one error, `EngineDead`, at every stream, every abort, question and call that
+  waits for its answer, and everything later. It is latched: an engine that comes back has another channel.
 * An end that was announced (`Closing`) is clean. One that was not is a crash, and this side says so.
 * Nothing here waits for the orchestrator: `submit` and aborts are queued and sent in this turn.
 * A request has an entry in `_inboxes` until its terminal arrives, or until its reader gives it up; then
@@ -26,6 +26,7 @@ import msgspec
 
 from stretto.core.commands import ReplicaState, Timings
 from stretto.core.graph import Limits
+from stretto.engine.calls import RpcResult, call_message, call_results
 from stretto.engine.payloads import OutputPayloads, inline_payload
 from stretto.engine.readiness import Readiness
 from stretto.engine.stream import Inbox, Stream, Window
@@ -49,6 +50,7 @@ from stretto.types import (
     Payload,
     PayloadRef,
     PipelineName,
+    ReplicaId,
     RequestId,
     RunId,
     SessionId,
@@ -80,6 +82,12 @@ ASK_TIMEOUT_S = 2.0
 MAX_ASKS = 64
 """How many questions may wait for their answers on one channel."""
 
+CALL_TIMEOUT_S = 10.0
+"""How long a call waits for the answers of its replicas, unless told otherwise."""
+
+_CALL_GRACE_S = 0.2
+"""How much longer this side waits: the orchestrator, if it lives, says by its deadline who is silent."""
+
 Topic = Literal["status", "story", "metrics"]
 
 _CLOSE_S = 1.0
@@ -95,6 +103,7 @@ class ChannelStatistics:
         abandoned_requests: Requests given up by their readers, without a terminal yet.
         waiting_aborts: Aborts that wait for their answer.
         waiting_asks: Questions that wait for theirs.
+        waiting_calls: Calls that wait for theirs.
         submitted_total: Requests submitted.
         received_total: Output messages received.
         dropped_late_total: Output messages of abandoned requests.
@@ -105,6 +114,7 @@ class ChannelStatistics:
     abandoned_requests: int
     waiting_aborts: int
     waiting_asks: int
+    waiting_calls: int
     submitted_total: int
     received_total: int
     dropped_late_total: int
@@ -134,6 +144,8 @@ class Channel:
         self._acknowledgements: dict[int, asyncio.Future[bool]] = {}
         self._asks: dict[int, asyncio.Future[str]] = {}
         self._asked = 0
+        self._calls: dict[int, asyncio.Future[wire.CallAnswered]] = {}
+        self._called = 0
         self._callbacks: list[ReplicaCallback] = []
         self._changed = asyncio.Event()
         self._received = 0
@@ -199,6 +211,7 @@ class Channel:
             abandoned_requests=len(self._abandoned),
             waiting_aborts=len(self._acknowledgements),
             waiting_asks=len(self._asks),
+            waiting_calls=len(self._calls),
             submitted_total=self._numbers,
             received_total=self._received,
             dropped_late_total=self._dropped_late,
@@ -321,6 +334,40 @@ class Channel:
         finally:
             self._asks.pop(number, None)
 
+    # ---- calls
+
+    async def call(
+        self,
+        method: str,
+        *,
+        stages: Sequence[str] | None = None,
+        arguments: Mapping[str, object] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[ReplicaId, RpcResult]:
+        """Call a method at replicas, all at the same time; see `stretto.engine.Engine.collective_rpc`.
+
+        Raises:
+            EngineDead: The channel has ended, now or while waiting.
+            DeadlineExceeded: Not every replica answered in time; late answers are dropped.
+            Overloaded: Too many calls wait for their answers.
+            NoReplica: No replica can be called now.
+            InvalidRequest: There is no such method or stage, or a value can't be sent.
+        """
+        self._check_usable()
+        message = call_message(self._called + 1, method, stages, arguments, timeout_s)
+        self._called += 1
+        answer = self._calls[message.number] = self._loop.create_future()
+        try:
+            self._send(message)
+            async with asyncio.timeout(timeout_s + _CALL_GRACE_S):
+                return call_results(await answer)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The orchestrator did not answer the call of {method!r} within {timeout_s:g} s."
+            ) from None
+        finally:
+            self._calls.pop(message.number, None)
+
     def report(self, message: wire.HttpDone) -> None:
         """Tell the orchestrator something for its metrics; never waits."""
         self._send(message)
@@ -436,6 +483,8 @@ class Channel:
                 self._readiness.stage(stage, facts)
             case wire.Answer():
                 self._on_answer(message)
+            case wire.CallAnswered():
+                self._on_call_answered(message)
             case wire.Welcome():
                 self._on_welcome(message)
             case wire.Fatal(failure=failure):
@@ -497,6 +546,13 @@ class Channel:
         else:
             answer.set_result(message.text)
 
+    def _on_call_answered(self, message: wire.CallAnswered) -> None:
+        answer = self._calls.pop(message.number, None)
+        if answer is None or answer.done():
+            self._dropped_late += 1
+        else:
+            answer.set_result(message)
+
     def _terminate(
         self, number: int, error: StrettoError | None, timings: Timings | None = None
     ) -> None:
@@ -531,7 +587,8 @@ class Channel:
     def _end_answers(self) -> None:
         aborts, self._acknowledgements = self._acknowledgements, {}
         asks, self._asks = self._asks, {}
-        for answer in (*aborts.values(), *asks.values()):
+        calls, self._calls = self._calls, {}
+        for answer in (*aborts.values(), *asks.values(), *calls.values()):
             if not answer.done():
                 answer.set_exception(self._dead())
                 answer.exception()  # the one who asked may have been cancelled

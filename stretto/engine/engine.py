@@ -16,6 +16,7 @@ import os
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stretto.config.settings import Settings
+from stretto.engine.channel import CALL_TIMEOUT_S
 from stretto.engine.client import EngineClient, EngineState
 from stretto.engine.payloads import input_values
 from stretto.engine.readiness import Readiness
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
     from stretto.core.events import Affinity
     from stretto.core.graph import Limits
+    from stretto.engine.calls import RpcResult
     from stretto.engine.channel import ChannelStatistics, ReplicaCallback, Topic
     from stretto.messages.channel import HttpDone, PipelineInfo
+    from stretto.types import ReplicaId
 
 _STOP_S = 5.0
 """How long a closing engine gives its orchestrator; nothing runs any more by then."""
@@ -259,6 +262,37 @@ class Engine:
             InvalidRequest: There is nothing by that name.
         """
         return await self._started.channel.ask(topic, argument)
+
+    async def collective_rpc(
+        self,
+        method: str,
+        *,
+        stages: Sequence[str] | None = None,
+        arguments: Mapping[str, object] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[ReplicaId, RpcResult]:
+        """Call a method at replicas, all at the same time, beside the traffic; wait for all answers.
+
+        Every replica has `ping`, `statistics`, `profile_start`, `profile_stop`, `sleep` and `wake`;
+        backends may offer more. Replicas that still load are left out. Before an exclusive method, for
+        example `sleep`, its replica gets no new task and ends those that it has, within the time-out.
+
+        Args:
+            method: Its name.
+            stages: At the replicas of these stages; by default at all that have the method.
+            arguments: By name; what msgpack can carry, 64 KiB at most. So is each result.
+            timeout_s: How long all this may take.
+
+        Raises:
+            EngineDead: The engine is not running at this moment, or ends meanwhile.
+            DeadlineExceeded: Not every replica answered in time; the text names those that did not.
+            Overloaded: Too many calls wait for their answers.
+            NoReplica: No replica can be called now.
+            InvalidRequest: There is no such method or stage, or a value can't be sent.
+        """
+        return await self._started.channel.call(
+            method, stages=stages, arguments=arguments, timeout_s=timeout_s
+        )
 
     def report(self, message: HttpDone) -> None:
         """Tell the engine something for its metrics; never waits."""

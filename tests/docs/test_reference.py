@@ -57,7 +57,8 @@ def test_every_route_is_listed() -> None:
 
 def test_the_public_names_are_pinned() -> None:
     """`stretto` exports these names and no others, and each of them resolves."""
-    assert stretto.__all__ == ["Engine", "OutputChunk", "StrettoError", "__version__"]
+    names = ["Engine", "OutputChunk", "RpcResult", "StrettoError", "__version__"]
+    assert stretto.__all__ == names
     for name in stretto.__all__:
         assert getattr(stretto, name) is not None
 

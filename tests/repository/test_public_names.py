@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import stretto
 
-PUBLIC = ["Engine", "OutputChunk", "StrettoError", "__version__"]
+PUBLIC = ["Engine", "OutputChunk", "RpcResult", "StrettoError", "__version__"]
 
 
 def test_the_public_names_are_pinned() -> None:

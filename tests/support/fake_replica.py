@@ -13,13 +13,14 @@ import msgspec
 
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.transport.connection import Connection, connect_unix
-from stretto.types import INLINE, LaunchSpec, PayloadRef, ReplicaId, StageId, TaskKey
+from stretto.types import INLINE, CallClass, LaunchSpec, PayloadRef, ReplicaId, StageId, TaskKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MessageT = TypeVar("MessageT")
 
+METHODS: dict[str, CallClass] = {"look": "control", "tidy": "exclusive"}
 FACTS = link.StageFacts("function", "items", {}, (), "retry")
 
 
@@ -58,7 +59,7 @@ class FakeReplica:
 
     def ready(self, slots: int = 4) -> None:
         """Say that the backend is loaded."""
-        self.send(link.Ready(slots, FACTS))
+        self.send(link.Ready(slots, FACTS, METHODS))
 
     def produce(self, task: TaskKey, seq: int, data: bytes = b"data", length: int = 1) -> None:
         """Send one chunk inline."""

@@ -221,6 +221,49 @@ def story(
     raise typer.Exit(tell_story(request, typer.echo, only=run, as_json=as_json))
 
 
+@app.command()
+def call(
+    method: Annotated[
+        str, typer.Argument(help="For example ping, statistics, profile_start, sleep or wake.")
+    ],
+    *,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Only at this stage's replicas; repeat for more stages.",
+            show_default=False,
+        ),
+    ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Pass this to the method: JSON, or a text; repeat for more.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long the answers may take.")
+    ] = 10.0,
+    run: OnlyRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a method called at the replicas of an engine, beside what it is doing."""
+    from stretto.cli.calling import call_method
+
+    code = call_method(
+        method,
+        typer.echo,
+        stages=stage or [],
+        arguments=argument or [],
+        timeout_s=timeout,
+        only=run,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)
 app.add_typer(config, name="config")
 

@@ -121,7 +121,7 @@ def tell_story(
 # ---- asking
 
 
-def _paths(only: str | None) -> list[tuple[RunId, int, Path]]:
+def living(only: str | None) -> list[tuple[RunId, int, Path]]:
     """Return the engines of this user that live: identity, owner, folder."""
     return [
         (RunId(each.run), each.pid, Path(each.path))
@@ -132,7 +132,7 @@ def _paths(only: str | None) -> list[tuple[RunId, int, Path]]:
 
 async def _ask_all(only: str | None) -> tuple[Run, ...]:
     return tuple(
-        await asyncio.gather(*(_status_of(run, pid, path) for run, pid, path in _paths(only)))
+        await asyncio.gather(*(_status_of(run, pid, path) for run, pid, path in living(only)))
     )
 
 
@@ -151,7 +151,7 @@ async def _status_of(run: RunId, pid: int, path: Path) -> Run:
 async def _ask_stories(name: str, only: str | None) -> tuple[list[RequestStory], list[str]]:
     found: list[RequestStory] = []
     problems: list[str] = []
-    for run, _, path in _paths(only):
+    for run, _, path in living(only):
         try:
             text = await _ask(run, path, "story", name)
         except StrettoError as error:
@@ -207,7 +207,7 @@ def _tell_run(run: Run, say: Callable[[str], None]) -> None:
             detail = details.get(replica, "")
             rows.append((stage.stage, str(replica.slot), phase, tasks, str(restarts), detail))
             tasks = ""  # of all replicas of the stage together
-    _table(rows, say)
+    table(rows, say)
     if run.status.open:
         say("")
         rows = [("REQUEST", "LABEL", "PIPELINE", "STATE", "AGE", "WAITS FOR")]
@@ -215,7 +215,7 @@ def _tell_run(run: Run, say: Callable[[str], None]) -> None:
             (r.request, r.label, r.pipeline, r.state, _age(r.age_s), r.what)
             for r in run.status.open
         ]
-        _table(rows, say)
+        table(rows, say)
 
 
 def _tell_story(story: RequestStory, say: Callable[[str], None]) -> None:
@@ -228,7 +228,8 @@ def _tell_story(story: RequestStory, say: Callable[[str], None]) -> None:
         say(f"  now: {story.waiting}")
 
 
-def _table(rows: Sequence[tuple[str, ...]], say: Callable[[str], None]) -> None:
+def table(rows: Sequence[tuple[str, ...]], say: Callable[[str], None]) -> None:
+    """Print rows in columns, the first row as their heads."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -13,6 +13,7 @@ VERBS = [
     ["say"],
     ["doctor"],
     ["replay"],
+    ["call"],
     ["config"],
     ["config", "show"],
     ["config", "check"],

@@ -35,7 +35,10 @@ def test_every_error_class_is_listed() -> None:
 def test_every_flag_is_listed() -> None:
     """The page of the command line names each verb and each of its flags."""
     text = (REFERENCE / "cli.md").read_text()
-    for verb in ("serve", "say", "doctor", "ps", "story", "replay", "config show", "version"):
+    for verb in (
+        *("serve", "say", "doctor", "ps", "story", "call", "replay", "config show"),
+        "version",
+    ):
         assert f"stretto {verb}" in text
         shown = subprocess.run(
             [sys.executable, "-m", "stretto", *verb.split(), "--help"],

@@ -1,4 +1,4 @@
-"""`/metrics`, `stretto ps` and `stretto story` of a running server."""
+"""`/metrics`, `stretto ps`, `stretto story` and `stretto call` of a running server."""
 
 from __future__ import annotations
 
@@ -208,3 +208,48 @@ def test_without_an_engine_there_is_one_line_with_the_next_step() -> None:
     done = stretto("ps", "--run", "nobody")
     assert (done.returncode, done.stderr) == (1, "")
     assert "stretto serve" in done.stdout
+
+
+def test_call_tells_what_came_of_it_at_each_replica(server: Server) -> None:
+    """Values, failures and the exit code; a slow call does not hold up anything."""
+    runs = json.loads(stretto("ps", "--json").stdout)
+    (run,) = [each["run"] for each in runs if each["facts"]["url"] == server.url]
+    done = stretto("call", "ping", "--run", run)
+    assert done.returncode == 0, done.stderr
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["REPLICA", "STATUS", "RESULT"],
+        ["relay/0#1", "ok", "pong"],
+        ["tone/0#1", "ok", "pong"],
+    ]
+    echo = ("call", "echo", "--run", run, "--stage", "tone", "--json")
+    told = json.loads(stretto(*echo, "--argument", 'value={"a": [1]}').stdout)
+    assert told == {"tone/0#1": {"status": "ok", "value": {"a": [1]}}}
+    assert (
+        json.loads(stretto(*echo, "--argument", "value=a b").stdout)["tone/0#1"]["value"] == "a b"
+    )
+    failed = stretto("call", "wait", "--run", run)
+    assert failed.returncode == 1
+    assert "missing a required argument" in failed.stdout
+    unknown = stretto("call", "nothing", "--run", run)
+    assert unknown.returncode == 1
+    assert "methods are ping" in unknown.stderr
+    late = stretto("call", "wait", "--run", run, "--timeout", "0.1", "--argument", "seconds=9")
+    assert late.returncode == 1
+    assert "relay/0#1, tone/0#1" in late.stderr
+    assert stretto("call", "profile_start", "--run", run, "--stage", "tone").returncode == 0
+    report = stretto("call", "profile_stop", "--run", run, "--stage", "tone")
+    assert "tone/0#1:" in report.stdout
+    assert "cumulative" in report.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--run", "nobody"], "stretto serve"), (["--argument", "x"], "NAME=VALUE")],
+    ids=["no engine", "no argument"],
+)
+def test_a_call_that_cannot_be_made_is_one_line(arguments: list[str], words: str) -> None:
+    """Exit code 2: wrong usage."""
+    done = stretto("call", "ping", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -322,7 +322,8 @@ class Calls:
         """A replica is no more: whoever waits for it hears so."""
         del self._desks[replica]
         self._deadlines.clear(DeadlineKind.EXCLUSIVE, replica)
-        reason = self._supervision.place_of(replica).reason or "it was stopped"
+        place = self._supervision.place_of(replica)
+        reason = "it was stopped" if place.phase is ReplicaPhase.STOPPED else place.reason
         failure = Failure(
             kind=FailureKind.REPLICA_LOST,
             detail=f"replica {replica} is gone: {reason}",

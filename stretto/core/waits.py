@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.core.requests import Request, RequestState, Task, TaskState
+from stretto.core.slots import ReplicaPhase
 from stretto.errors import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def _no_replica(pool: Pool, timeout_s: float) -> Failure:
     stage = pool.spec.id
     reasons = [place.reason for place in pool.replicas if place.reason]
     last = f"; the last one died: {reasons[-1]}" if reasons else ""
+    if any(place.phase is ReplicaPhase.ASLEEP for place in pool.replicas):
+        last = "; it sleeps until `wake` is called"
     return Failure(
         kind=FailureKind.NO_REPLICA,
         detail=f"stage {stage} had no usable replica for {timeout_s:g} s{last}",

@@ -222,6 +222,7 @@ def _gauges(statistics: Statistics) -> Iterator[Metric]:
         ),
         ("payloads_held", "Payloads that somebody holds.", statistics.held_payloads),
         ("channels", "API processes and other clients.", statistics.channels),
+        ("calls_open", "Calls that wait for answers of replicas.", statistics.calls),
     ):
         yield GaugeMetricFamily(f"stretto_{name}", meaning, value)
     stages = statistics.stages

@@ -385,6 +385,16 @@ def test_a_replica_that_was_put_to_sleep_gets_no_task_until_it_was_woken() -> No
     assert phase(router, A0) == "ready"
 
 
+def test_a_request_that_waits_for_a_sleeping_stage_is_told_so() -> None:
+    """It fails like one that waits for a missing replica, with the next step."""
+    router = serving(limits=Limits(stage_unavailable_timeout_s=5.0))
+    router.feed(requested("sleep", A), answered(A0, is_asleep=True), submitted())
+    (failed,) = terminals(router.handle(passed(5.0)))
+    assert isinstance(failed, do.Fail)
+    assert failed.failure.kind is FailureKind.NO_REPLICA
+    assert "`wake`" in failed.failure.detail
+
+
 def test_an_exclusive_call_that_is_late_keeps_its_replica_until_it_ends() -> None:
     """Nobody waits for it, but the replica can't compute; what it says about sleep counts."""
     router = serving()

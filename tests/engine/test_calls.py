@@ -62,6 +62,21 @@ async def test_row_M5_answers_find_their_calls_in_any_order(pair: Pair) -> None:
     assert channel.statistics().waiting_calls == 0
 
 
+async def test_row_M5_calls_questions_and_requests_have_numbers_of_their_own(pair: Pair) -> None:
+    """All of number 1 at the same time, and each gets what is its own."""
+    channel, peer = pair
+    stream = channel.submit(pipeline="speech", inputs={"text": {"text": "hi"}})
+    calling = asyncio.ensure_future(channel.call("ping"))
+    asking = asyncio.ensure_future(channel.ask("status"))
+    numbers = [(await peer.next(kind)).number for kind in (wire.Submit, wire.Call)]
+    assert [*numbers, (await peer.next(wire.Ask)).number] == [1, 1, 1]
+    peer.send(wire.CallAnswered(1, (good(T0, "mine"),)), wire.Answer(1, "yours"))
+    assert (await in_time(calling))[T0].value == "mine"
+    assert await in_time(asking) == "yours"
+    assert channel.statistics().open_requests == 1
+    await stream.aclose()
+
+
 async def test_each_replica_has_its_own_outcome(pair: Pair) -> None:
     """One that died does not hide what another has answered."""
     channel, peer = pair

@@ -13,6 +13,7 @@ import msgspec
 from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
 from stretto.types import (
+    Boundary,
     ChannelId,
     EdgeId,
     OutputName,
@@ -41,7 +42,9 @@ class Dispatch(Command, frozen=True, kw_only=True):
         pipeline: The pipeline, by which the replica finds the edges' adapters.
         edges: The task's input edges in this request's plan.
         options: The request's options.
-        skip_units: Units that an earlier attempt has already forwarded.
+        skip_units: Units that earlier attempts have already forwarded.
+        resume: Where this attempt goes on; its inputs begin behind it. `None` is the beginning.
+        resume_units: The units before `resume`.
         chunks: Send right: chunk numbers below this may be sent.
         bytes: Send right: the next chunk may be sent while fewer bytes than this were.
     """
@@ -52,6 +55,8 @@ class Dispatch(Command, frozen=True, kw_only=True):
     edges: tuple[EdgeSpec, ...]
     options: PayloadRef | None = None
     skip_units: int = 0
+    resume: Boundary | None = None
+    resume_units: int = 0
     chunks: int = UNLIMITED
     bytes: int = UNLIMITED
 
@@ -221,14 +226,16 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         replica: Which one.
-        state: `starting`, `loading`, `ready`, `draining`, `dead` (a restart is due) or `parked`
-            (it failed too often; tried again later).
+        state: `starting`, `loading`, `ready`, `suspect` (it does not go on; no new work), `draining`,
+            `dead` (a restart is due) or `parked` (it failed too often; tried again later).
         detail: What is being loaded, or why it died.
         fraction: How far loading is, 0.0 to 1.0.
     """
 
     replica: ReplicaId
-    state: Literal["starting", "loading", "ready", "draining", "dead", "parked", "stopped"]
+    state: Literal[
+        "starting", "loading", "ready", "suspect", "draining", "dead", "parked", "stopped"
+    ]
     detail: str = ""
     fraction: float = 0.0
 

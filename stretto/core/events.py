@@ -13,12 +13,14 @@ import msgspec
 
 from stretto.errors import Failure
 from stretto.types import (
+    Boundary,
     ChannelId,
     EdgeId,
     InputName,
     OutputName,
     PayloadRef,
     PipelineName,
+    Recovery,
     ReplicaId,
     RequestId,
     SessionId,
@@ -147,12 +149,26 @@ class ReplicaReady(Event, frozen=True, kw_only=True):
     Attributes:
         replica: Which one.
         slots: How many tasks it holds at a time.
-        may_retry: Its backend allows a task to be repeated.
+        recovery: The most that its backend allows to be done with its tasks after its death.
+        max_step_s: How long one step of its backend may take.
     """
 
     replica: ReplicaId
     slots: int
-    may_retry: bool = True
+    recovery: Recovery = "retry"
+    max_step_s: float = 30.0
+
+
+class ReplicaAlive(Event, frozen=True, kw_only=True):
+    """A replica that holds tasks reacts, and tells since when its present step has been running.
+
+    Attributes:
+        replica: Which one.
+        step_age_s: Seconds since the step began; 0 between steps.
+    """
+
+    replica: ReplicaId
+    step_age_s: float = 0.0
 
 
 class ReplicaStartFailed(Event, frozen=True, kw_only=True):
@@ -186,6 +202,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
         length: How many units it adds.
         kind: `data`, or `preview`: no credit, no sequence number, to outputs only.
         media_s: Its playback duration in seconds.
+        boundary: If a later attempt can go on behind this chunk, how.
     """
 
     task: TaskKey
@@ -195,6 +212,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
     length: int = 0
     kind: Literal["data", "preview"] = "data"
     media_s: float = 0.0
+    boundary: Boundary | None = None
 
 
 class InputConsumed(Event, frozen=True, kw_only=True):
@@ -245,6 +263,7 @@ ReplicaEvent: TypeAlias = (
     ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady
+    | ReplicaAlive
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
@@ -269,6 +288,7 @@ AnyEvent: TypeAlias = (
     | ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady
+    | ReplicaAlive
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested

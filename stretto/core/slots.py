@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from stretto.core.commands import ReplicaState
-from stretto.types import IncarnationNumber, ReplicaId, StageId, TaskKey
+from stretto.types import IncarnationNumber, Recovery, ReplicaId, StageId, TaskKey, weakest
 
 if TYPE_CHECKING:
     from stretto.core.events import Affinity
@@ -24,6 +24,7 @@ class ReplicaPhase(Enum):
     STARTING = "starting"  # a process was asked for; no hello yet
     LOADING = "loading"  # it has said hello
     READY = "ready"  # it takes tasks: readable and assignable
+    SUSPECT = "suspect"  # it has work and does not go on: readable, not assignable
     DRAINING = "draining"  # it finishes what it has: readable, not assignable
     DEAD = "dead"  # no process; a restart is due
     PARKED = "parked"  # no process; it failed too often and is tried again much later
@@ -34,7 +35,13 @@ REMEMBERED_KEYS = 4096
 """Affinity keys whose replica a stage remembers."""
 
 LIVE = frozenset(
-    {ReplicaPhase.STARTING, ReplicaPhase.LOADING, ReplicaPhase.READY, ReplicaPhase.DRAINING}
+    {
+        ReplicaPhase.STARTING,
+        ReplicaPhase.LOADING,
+        ReplicaPhase.READY,
+        ReplicaPhase.SUSPECT,
+        ReplicaPhase.DRAINING,
+    }
 )
 
 
@@ -47,6 +54,8 @@ class Replica:
         slots: How many tasks the process holds at a time, from its `Ready`.
         bound: The tasks it holds, until their end or its death.
         has_worked: The present process has finished a task.
+        alive_at: When the present process last told that it goes on; monotonic seconds.
+        max_step_s: How long one step of its backend may take.
         deaths: Times of deaths of processes that finished no task, for the breaker.
         deaths_in_row: Deaths since the last finished task, for the back-off.
         reason: Why the last process died.
@@ -55,6 +64,7 @@ class Replica:
     """
 
     __slots__ = (
+        "alive_at",
         "bound",
         "deaths",
         "deaths_in_row",
@@ -62,6 +72,7 @@ class Replica:
         "fraction",
         "has_worked",
         "id",
+        "max_step_s",
         "phase",
         "reason",
         "slots",
@@ -73,11 +84,18 @@ class Replica:
         self.slots = 0
         self.bound: dict[TaskKey, None] = {}
         self.has_worked = False
+        self.alive_at = 0.0
+        self.max_step_s = 0.0
         self.deaths: deque[float] = deque()
         self.deaths_in_row = 0
         self.reason = ""
         self.detail = ""
         self.fraction = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether it can hold one more task."""
+        return len(self.bound) < self.slots
 
     def state(self) -> ReplicaState:
         """Return what people and health checks may know."""
@@ -125,7 +143,7 @@ class Pool:
         free: Those of them that hold no task.
         reserved: Slots promised to running requests that are not bound here yet.
         was_ready: Some replica has been ready in this life of the engine.
-        may_retry: No backend of this stage has said that its tasks can't be repeated.
+        recovery: The most that may be done with tasks of this stage after a death.
         empty_since: When the last ready replica was lost, if there is none; monotonic seconds.
     """
 
@@ -136,7 +154,7 @@ class Pool:
         self.free = 0
         self.reserved = 0
         self.was_ready = False
-        self.may_retry = True
+        self.recovery: Recovery = spec.recovery
         self.empty_since = 0.0
         self._turn = 0
         self._homes: OrderedDict[str, ReplicaId] = OrderedDict()
@@ -158,7 +176,7 @@ class Pool:
         if affinity is None or affinity.mode == "prefer" or affinity.key not in self._homes:
             return False
         home = self.find(self._homes[affinity.key])
-        return home is None or home.phase is not ReplicaPhase.READY
+        return home is None or home.phase not in (ReplicaPhase.READY, ReplicaPhase.SUSPECT)
 
     def remember(self, affinity: Affinity | None, place: Replica) -> None:
         """Note who serves a key; the keys that were not used for longest are forgotten."""
@@ -177,17 +195,16 @@ class Pool:
         """
         if affinity is not None and affinity.key in self._homes:
             home = self.find(self._homes[affinity.key])
-            if home is not None and home.phase is ReplicaPhase.READY:
-                if len(home.bound) < home.slots:
-                    return home
-                if affinity.mode == "require":
-                    return None
+            if home is not None and home.phase is ReplicaPhase.READY and home.has_room:
+                return home
+            if affinity.mode == "require":
+                return None
         best: Replica | None = None
         count = len(self.replicas)
         self._turn += 1
         for offset in range(count):
             place = self.replicas[(self._turn + offset) % count]
-            if place.phase is not ReplicaPhase.READY or len(place.bound) >= place.slots:
+            if place.phase is not ReplicaPhase.READY or not place.has_room:
                 continue
             if best is None or len(place.bound) < len(best.bound):
                 best = place
@@ -203,14 +220,18 @@ class Pool:
         place.has_worked = False
         return place.id
 
-    def become_ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
-        """Count the place's slots in; `may_retry` is what its backend says."""
-        place.phase = ReplicaPhase.READY
+    def become_ready(self, place: Replica, slots: int, recovery: Recovery) -> None:
+        """Take a place that has loaded; `recovery` is what its backend allows."""
         place.slots = slots
-        self.capacity += slots
-        self.free += slots
         self.was_ready = True
-        self.may_retry &= may_retry
+        self.recovery = weakest(self.recovery, recovery)
+        self.enter_ready(place)
+
+    def enter_ready(self, place: Replica) -> None:
+        """Count the place's slots in."""
+        place.phase = ReplicaPhase.READY
+        self.capacity += place.slots
+        self.free += place.slots - len(place.bound)
 
     def leave_ready(self, place: Replica, phase: ReplicaPhase, now: float) -> None:
         """Move a place to a phase without new work; count its slots out if they were in."""

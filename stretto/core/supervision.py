@@ -1,7 +1,9 @@
 """Keeps each stage at its number of processes: starts, watches, replaces and retires them.
 
     StartReplica ──► STARTING ──Joined──► LOADING ──Ready──► READY ──DrainRequested──► DRAINING
-                        │                    │                 │                          │
+                        │                    │               │ ▲ │                        │
+                        │                    │         silent▼ │ │                        │
+                        │                    │              SUSPECT                       │
                         └────────────────────┴──── death ──────┘                    idle, death
                                                │                                          │
     StartReplica ◄──back-off, re-arm── DEAD or PARKED                                  STOPPED
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stretto.core.graph import Deployment
-    from stretto.types import ReplicaId, StageId
+    from stretto.types import Recovery, ReplicaId, StageId
 
 
 class Supervision:
@@ -29,7 +31,8 @@ class Supervision:
 
     Args:
         deployment: Which stages there are, and the limits.
-        deadlines: Shared with the router; this machine owns the kinds `START`, `RESTART` and `DRAIN`.
+        deadlines: Shared with the router; this machine owns the kinds `START`, `PROGRESS`,
+            `RESTART` and `DRAIN`.
         out: Where commands are appended.
     """
 
@@ -72,11 +75,59 @@ class Supervision:
         self._watch_start(place, now)
         self._announce(place, what, fraction)
 
-    def ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
+    def ready(self, place: Replica, slots: int, recovery: Recovery) -> None:
         """The process takes tasks."""
         self._deadlines.clear(DeadlineKind.START, place.id)
-        self.pools[place.id.stage].become_ready(place, slots, may_retry=may_retry)
+        self.pools[place.id.stage].become_ready(place, slots, recovery)
         self._announce(place, fraction=1.0)
+
+    def watch(self, place: Replica, now: float) -> None:
+        """The process has got a task: it must show that it goes on."""
+        if len(place.bound) == 1:
+            place.alive_at = now
+            self._deadlines.set(DeadlineKind.PROGRESS, place.id, now + self._suspect_s(place))
+
+    def alive(self, place: Replica, now: float) -> bool:
+        """The process goes on; return whether it may be given work again."""
+        place.alive_at = now
+        if place.phase is not ReplicaPhase.SUSPECT:
+            return False
+        self.pools[place.id.stage].enter_ready(place)
+        self._deadlines.set(DeadlineKind.PROGRESS, place.id, now + self._suspect_s(place))
+        self._announce(place, fraction=1.0)
+        return True
+
+    def is_overdue(
+        self, place: Replica, silent_since: float, now: float, *, has_work: bool
+    ) -> bool:
+        """Say whether a process has been silent for too long; suspect it in good time before."""
+        timeout_s = self.pools[place.id.stage].spec.progress_timeout_s
+        if has_work and now >= silent_since + timeout_s:
+            return True
+        look_at = silent_since + self._suspect_s(place)
+        if has_work and now >= look_at:
+            look_at = silent_since + timeout_s
+            if place.phase is ReplicaPhase.READY:
+                self.pools[place.id.stage].leave_ready(place, ReplicaPhase.SUSPECT, now)
+                self._announce(place, f"silent for {now - silent_since:.1f} s")
+        elif place.phase is ReplicaPhase.SUSPECT:
+            self.alive(place, place.alive_at)
+        if look_at <= now:
+            look_at = now + self._suspect_s(place)
+        self._deadlines.set(DeadlineKind.PROGRESS, place.id, look_at)
+        return False
+
+    def rest(self, place: Replica, now: float) -> None:
+        """The process has no task any more; one that drains may go."""
+        self._deadlines.clear(DeadlineKind.PROGRESS, place.id)
+        if place.phase is ReplicaPhase.DRAINING:
+            self.stop(place, now)
+        elif place.phase is ReplicaPhase.SUSPECT:
+            self.alive(place, now)
+            self._deadlines.clear(DeadlineKind.PROGRESS, place.id)
+
+    def _suspect_s(self, place: Replica) -> float:
+        return self.pools[place.id.stage].spec.progress_timeout_s / 3
 
     def drain(self, place: Replica, now: float) -> None:
         """Give the process nothing new, and let it leave when it has nothing left."""
@@ -121,7 +172,12 @@ class Supervision:
         self._deadlines.set(DeadlineKind.START, place.id, now + timeout_s)
 
     def _clear_deadlines(self, place: Replica) -> None:
-        for kind in (DeadlineKind.START, DeadlineKind.DRAIN, DeadlineKind.RESTART):
+        for kind in (
+            DeadlineKind.START,
+            DeadlineKind.PROGRESS,
+            DeadlineKind.DRAIN,
+            DeadlineKind.RESTART,
+        ):
             self._deadlines.clear(kind, place.id)
 
     def _announce(self, place: Replica, detail: str = "", fraction: float = 0.0) -> None:

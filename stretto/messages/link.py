@@ -12,7 +12,17 @@ import msgspec
 
 from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
-from stretto.types import INLINE, EdgeId, PayloadRef, PipelineName, ReplicaId, RunId, TaskKey
+from stretto.types import (
+    INLINE,
+    Boundary,
+    EdgeId,
+    PayloadRef,
+    PipelineName,
+    Recovery,
+    ReplicaId,
+    RunId,
+    TaskKey,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,14 +64,16 @@ class StageFacts(_Message, frozen=True, tag=3):
         unit: What chunk lengths count.
         media: For example `{"rate_hz": 24000, "channels": 1, "format": "s16le"}`.
         voices: Names that requests may ask for; empty if the stage has none.
-        recovery: `retry` or `fail`.
+        recovery: The most that may be done with its tasks after a death.
+        max_step_s: How long one step may take; a longer one has hung.
     """
 
     kind: str
     unit: str
     media: dict[str, int | float | str]
     voices: tuple[str, ...]
-    recovery: Literal["retry", "fail"]
+    recovery: Recovery
+    max_step_s: float
 
 
 class Ready(_Message, frozen=True, tag=4):
@@ -87,7 +99,7 @@ class Produced(_Message, frozen=True, tag=6):
     length: int
     kind: Literal["data", "preview"]
     media_s: float
-    boundary: bytes | None = None
+    boundary: Boundary | None = None
 
 
 class Consumed(_Message, frozen=True, tag=7):
@@ -113,6 +125,12 @@ class Ended(_Message, frozen=True, tag=9):
     failure: Failure | None = None
 
 
+class Alive(_Message, frozen=True, tag=10):
+    """This process reacts and holds tasks; its present step has run for `step_age_s` seconds."""
+
+    step_age_s: float
+
+
 class Welcome(_Message, frozen=True, tag=32):
     """The hello was accepted."""
 
@@ -130,6 +148,8 @@ class Open(_Message, frozen=True, tag=33):
     skip_units: int
     chunks: int
     bytes: int
+    resume: Boundary | None = None
+    resume_units: int = 0
 
 
 class Feed(_Message, frozen=True, tag=34):
@@ -172,7 +192,9 @@ class Drain(_Message, frozen=True, tag=39):
     """Nothing new comes; exit when the last task has ended."""
 
 
-Up: TypeAlias = Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended
+Up: TypeAlias = (
+    Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended | Alive
+)
 Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain
 
 

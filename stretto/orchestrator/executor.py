@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from stretto.orchestrator.payloads import PayloadTable
 
 
+ALIVE_PER_TIMEOUT = 6
+"""How often a replica that holds tasks tells that it goes on, per progress timeout."""
+
+
 class Executor:
     """Executes commands in the order they come; synchronous and total.
 
@@ -142,6 +146,8 @@ class Executor:
             command.skip_units,
             command.chunks,
             command.bytes,
+            command.resume,
+            command.resume_units,
         )
         found.send(message, body)
 
@@ -161,6 +167,8 @@ class Executor:
                 options=stage.options,
                 runtime={
                     "slots": stage.slots,
+                    "recovery": stage.recovery,
+                    "alive_every_s": stage.progress_timeout_s / ALIVE_PER_TIMEOUT,
                     "max_batch": stage.max_batch,
                     "max_wait_ms": stage.max_wait_ms,
                     "threads": stage.threads,

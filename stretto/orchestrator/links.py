@@ -298,6 +298,8 @@ class Links:
             case link.StartFailed():
                 _check_loading(source)
                 return on.ReplicaStartFailed(now=now, replica=source.replica, reason=message.reason)
+            case link.Alive(step_age_s=age_s):
+                return on.ReplicaAlive(now=now, replica=source.replica, step_age_s=age_s)
             case link.Hello():
                 raise ProtocolViolated("it said hello twice")
             case _:
@@ -313,7 +315,8 @@ class Links:
             now=now,
             replica=source.replica,
             slots=message.slots,
-            may_retry=message.facts.recovery == "retry",
+            recovery=message.facts.recovery,
+            max_step_s=message.facts.max_step_s,
         )
 
     def _produced(
@@ -342,6 +345,7 @@ class Links:
             length=message.length,
             kind=message.kind,
             media_s=message.media_s,
+            boundary=message.boundary,
         )
 
 

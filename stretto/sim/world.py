@@ -60,6 +60,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         task_failure: A step fails its task.
         death: A step kills its replica.
         freeze: A step never ends, and neither does its replica react any more.
+        boundary: A replica names a boundary behind an input.
         repetition: A message that may come twice does.
     """
 
@@ -76,6 +77,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     task_failure: float = 0.0
     death: float = 0.0
     freeze: float = 0.0
+    boundary: float = 0.0
     repetition: float = 0.0
 
 

@@ -26,10 +26,12 @@ from stretto.types.payload import (
     PayloadRef,
     Value,
 )
+from stretto.types.recovery import Boundary, Recovery, weakest
 
 __all__ = [
     "INLINE",
     "SHARED_MEMORY",
+    "Boundary",
     "ChannelId",
     "Clock",
     "EdgeId",
@@ -41,6 +43,7 @@ __all__ = [
     "Payload",
     "PayloadRef",
     "PipelineName",
+    "Recovery",
     "ReplicaId",
     "RequestId",
     "RunId",
@@ -48,4 +51,5 @@ __all__ = [
     "StageId",
     "TaskKey",
     "Value",
+    "weakest",
 ]

@@ -28,7 +28,7 @@ FAILURE = Failure(
     code="queue_full",
     retry_after_s=2.5,
 )
-FACTS = link.StageFacts("generation", "samples", {"rate_hz": 24000}, ("amy",), "retry")
+FACTS = link.StageFacts("generation", "samples", {"rate_hz": 24000}, ("amy",), "retry", 30.0)
 TIMINGS = Timings(queued_s=0.5, stages=(StageTiming(stage=A, replica=replica(A), chunks=3),))
 STATE = ReplicaState(replica=replica(A), state="loading", detail="weights", fraction=0.5)
 

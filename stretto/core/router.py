@@ -771,7 +771,9 @@ class Router:
             if request.kept_bytes > self._limits.retention_bytes:
                 task.keeps_inputs = False
                 self._trim_unneeded(request, task)
-                request.story.add(self._now, f"{task.key.stage}: inputs too large to repeat it")
+                request.story.add(
+                    self._now, f"{task.key.stage}: inputs too large to keep for another attempt"
+                )
         if request.kept_bytes > self._limits.retention_bytes:
             self._fail(
                 request,

@@ -151,6 +151,11 @@ class Open(_Message, frozen=True, tag=33):
     resume: Boundary | None = None
     resume_units: int = 0
 
+    @property
+    def left_out_units(self) -> int:
+        """Return how many of the first units that this attempt makes are not to be sent."""
+        return self.skip_units - self.resume_units
+
 
 class Feed(_Message, frozen=True, tag=34):
     """An edge's next chunk for a task."""

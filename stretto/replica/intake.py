@@ -93,7 +93,7 @@ class Intake:
             key=opening.task,
             stage=opening.task.stage,
             options=self._values(opening.options, options_body),
-            skip_units=opening.skip_units - opening.resume_units,
+            skip_units=opening.left_out_units,
             resume=None if opening.resume is None else opening.resume.token,
         )
 

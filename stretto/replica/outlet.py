@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stretto.backends.contract import OutputValue
-    from stretto.messages.link import Open
     from stretto.transport.payload_store import PayloadWriter
 
 
@@ -77,8 +76,8 @@ class Outlet:
 class Trimmer:
     """Checks a task's chunks and leaves out the units that an earlier attempt has already forwarded."""
 
-    def __init__(self, opening: Open) -> None:
-        self._left = opening.skip_units - opening.resume_units
+    def __init__(self, units: int) -> None:
+        self._left = units
 
     def kept(self, chunks: Iterable[object]) -> list[Chunk]:
         """Return what is to be sent.

@@ -221,7 +221,7 @@ class StepDriver:
     def _session(self, task: HeldTask) -> StepSession:
         session = self._sessions.get(task.key)
         if session is None:
-            trimmer = Trimmer(task.opening)
+            trimmer = Trimmer(task.opening.left_out_units)
             session = StepSession(self._parts.intake(task), trimmer, task.options_body)
             self._sessions[task.key] = session
         return session

@@ -168,7 +168,7 @@ class StreamDriver:
         try:
             chunks = self._backend.run(task, _Inputs(player, self))
             try:
-                await self._advance(player, chunks, Trimmer(opening))
+                await self._advance(player, chunks, Trimmer(opening.left_out_units))
             finally:
                 await _close(chunks)
         except _InputError as error:

@@ -41,7 +41,7 @@ class SimTask:
         self.open_edges = dict(self.consumed)
         self.offset = opening.skip_units
         self.left_out = opening.skip_units - opening.resume_units
-        self.arrivals: deque[tuple[EdgeId, int, PayloadRef]] = deque()
+        self.arrivals: deque[tuple[EdgeId, int, PayloadRef, int]] = deque()
         self.unsent: deque[SimChunk] = deque()
         self.views: Counter[PayloadRef] = Counter()
         self.chunks = opening.chunks
@@ -83,7 +83,8 @@ class SimReplica:
     def take(self, command: ToReplica) -> None:
         """Let a command travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
-        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command))
+        units = self._world.units_of(command.payload) if isinstance(command, do.Feed) else 0
+        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command, units))
 
     def die(self, reason: str) -> None:
         """End at once; the news travels behind what was sent before, or overtakes it."""
@@ -147,7 +148,7 @@ class SimReplica:
             self._send(lambda now: on.ReplicaAlive(now=now, replica=self.id))
             self._tell_alive_later()
 
-    def _arrived(self, command: ToReplica) -> None:
+    def _arrived(self, command: ToReplica, units: int) -> None:
         if not self.is_alive:
             return
         if isinstance(command, do.Dispatch):
@@ -162,7 +163,7 @@ class SimReplica:
             case do.Feed(edge=edge, seq=seq, payload=payload):
                 assert task.open_edges[edge] == seq, f"{command} is out of order"
                 task.open_edges[edge] += 1
-                task.arrivals.append((edge, seq, payload))
+                task.arrivals.append((edge, seq, payload, units))
                 if payload.place != INLINE:
                     self._world.check_live(payload)
                     task.views[payload] += 1
@@ -188,18 +189,18 @@ class SimReplica:
             return
         if task.arrivals:
             task.is_busy = True
-            edge, seq, payload = task.arrivals.popleft()
+            edge, seq, payload, units = task.arrivals.popleft()
             task.consumed[edge] = seq + 1
             self._send(
                 lambda now: on.InputConsumed(now=now, task=task.key, edge=edge, up_to=seq + 1)
             )
             self._world.after(
-                self._world.upto(self._habits.step_s), lambda: self._stepped(task, payload)
+                self._world.upto(self._habits.step_s), lambda: self._stepped(task, payload, units)
             )
         elif not task.open_edges:
             self._end(task, lambda now: on.TaskFinished(now=now, task=task.key))
 
-    def _stepped(self, task: SimTask, payload: PayloadRef) -> None:
+    def _stepped(self, task: SimTask, payload: PayloadRef, units: int) -> None:
         if not self.is_alive:
             return
         task.is_busy = False
@@ -214,12 +215,11 @@ class SimReplica:
             if payload.place != INLINE:
                 task.views[payload] -= 1
                 self._send(lambda now: on.PayloadDone(now=now, holder=task.key, payload=payload))
-            self._make(task)
+            self._make(task, units * self._habits.chunks_per_input)
             self._go_on(task)
 
-    def _make(self, task: SimTask) -> None:
+    def _make(self, task: SimTask, units: int) -> None:
         """Make one input's units, cut differently in each attempt, without those to leave out."""
-        units = self._habits.chunks_per_input * self._habits.units_per_chunk
         longest = self._habits.units_per_chunk + 3 * (task.key.attempt % 3)
         while units:
             length = min(units, longest)
@@ -231,7 +231,7 @@ class SimReplica:
             boundary = None
             if not units and self._world.chance(self._habits.boundary):
                 boundary = Boundary(b"", {edge: (at, 0) for edge, at in task.consumed.items()})
-            payload = self._world.payload(self._habits.chunk_bytes)
+            payload = self._world.payload(self._habits.chunk_bytes, units=kept)
             task.unsent.append(SimChunk(payload, kept, boundary))
 
     def _produce(self, task: SimTask, chunk: SimChunk) -> None:

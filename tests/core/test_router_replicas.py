@@ -314,13 +314,18 @@ class TestDeath:
         assert "this can't be repeated" in fail.failure.detail
 
     def test_a_backend_that_must_not_repeat_overrides_the_stage(self) -> None:
-        """`may_retry: false` of a ready replica is honoured, also for a request that waited for it."""
+        """`recovery: fail` of a ready replica is honoured, also for a request that waited for it."""
         router = started(line_of_2(), loaded=False)
         router.handle(submitted())
         for which in (replica(A), replica(B)):
             router.handle(on.ReplicaJoined(now=0.0, replica=which))
             router.handle(
-                on.ReplicaReady(now=0.0, replica=which, slots=2, may_retry=which.stage != A)
+                on.ReplicaReady(
+                    now=0.0,
+                    replica=which,
+                    slots=2,
+                    recovery="fail" if which.stage == A else "retry",
+                )
             )
         [failure] = terminals(router.handle(died(where(router))))
         assert isinstance(failure, do.Fail)

@@ -11,7 +11,7 @@ import pytest
 from stretto.core.commands import ReplicaState, StageTiming, Timings
 from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel, link
-from stretto.types import ChannelId, EdgeId, PipelineName, RunId
+from stretto.types import Boundary, ChannelId, EdgeId, PipelineName, RunId
 from tests.core.builders import AUDIO, TEXT, A, edge, inline, replica, shm, task
 
 if TYPE_CHECKING:
@@ -37,17 +37,18 @@ LINK_UP: tuple[link.Up, ...] = (
     link.LoadProgress("weights", 0.5),
     link.Ready(4, FACTS),
     link.StartFailed("no module"),
-    link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, b"token"),
+    link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, Boundary(b"4", {IN: (3, 0)})),
     link.Produced(task(A, attempt=2), 0, shm("x"), 0, 0, "preview", 0.0),
     link.Consumed(task(A), IN, 4),
     link.Viewed(task(A), shm("x")),
     link.Ended(task(A), "finished"),
     link.Ended(task(A), "failed", FAILURE),
+    link.Alive(1.5),
 )
 LINK_DOWN: tuple[link.Down, ...] = (
     link.Welcome(PROTOCOL_VERSION, RUN),
     link.Open(task(A), SPEECH, (edge(TEXT, A),), inline("", 7), 0, 4, 1000),
-    link.Open(task(A), SPEECH, (), None, 5, 2**53, 2**53),
+    link.Open(task(A), SPEECH, (), None, 5, 2**53, 2**53, Boundary(b"4", {IN: (3, 0)}), 4),
     link.Feed(task(A), IN, 0, inline("", 9)),
     link.CloseInput(task(A), IN),
     link.Cancel(task(A)),

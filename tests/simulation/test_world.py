@@ -28,11 +28,12 @@ ROUGH = Habits(
     task_failure=0.01,
     death=0.02,
     freeze=0.005,
+    boundary=0.3,
     repetition=0.2,
 )
 """Everything that can go wrong does; with these windows both chunks and bytes bind."""
 
-MILD = Habits(chunk_bytes=800, death=0.02)
+MILD = Habits(chunk_bytes=800, death=0.02, boundary=0.3)
 
 
 def shapes(limits: Limits) -> dict[str, Deployment]:

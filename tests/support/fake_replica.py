@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MessageT = TypeVar("MessageT")
 
-FACTS = link.StageFacts("function", "items", {}, (), "retry")
+FACTS = link.StageFacts("function", "items", {}, (), "retry", 30.0)
 
 
 class FakeReplica:

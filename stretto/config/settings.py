@@ -78,6 +78,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: Larger request bodies are refused before they are read.
         max_input_chars: Longer speech inputs are refused.
         first_chunk_timeout_s: How long a response may wait for its first audio, in seconds.
+        admin_key: What `/admin` routes ask for; without it they are closed.
     """
 
     host: str = "127.0.0.1"
@@ -88,6 +89,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 1024 * 1024
     max_input_chars: int = 50_000
     first_chunk_timeout_s: float = 60.0
+    admin_key: str = ""
 
 
 class OrchestratorSettings(msgspec.Struct, frozen=True, kw_only=True):

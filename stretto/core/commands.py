@@ -246,6 +246,21 @@ class Announce(Command, frozen=True, kw_only=True):
     state: ReplicaState
 
 
+class AnnounceTarget(Command, frozen=True, kw_only=True):
+    """Tell every API process how many replicas a stage is meant to have now."""
+
+    stage: StageId
+    replicas: int
+
+
+class AnswerOrder(Command, frozen=True, kw_only=True):
+    """Answer an operator's order; without a failure it is being carried out."""
+
+    channel: ChannelId
+    number: int
+    failure: Failure | None = None
+
+
 class Exit(Command, frozen=True, kw_only=True):
     """Everything has been stopped; the shell may close its sockets and end."""
 
@@ -264,6 +279,8 @@ AnyCommand: TypeAlias = (
     | Reject
     | AcknowledgeAbort
     | Announce
+    | AnnounceTarget
+    | AnswerOrder
     | StartReplica
     | DrainReplica
     | StopReplica

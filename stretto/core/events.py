@@ -24,6 +24,7 @@ from stretto.types import (
     ReplicaId,
     RequestId,
     SessionId,
+    StageId,
     TaskKey,
 )
 
@@ -186,9 +187,35 @@ class ReplicaDied(Event, frozen=True, kw_only=True):
 
 
 class DrainRequested(Event, frozen=True, kw_only=True):
-    """An operator wants a replica to take nothing new, finish what it has, and leave."""
+    """An operator wants a replica to take nothing new, finish what it has, and leave.
+
+    Attributes:
+        replica: Which one.
+        replace: Another one starts at once, so that the stage keeps its number.
+        channel: Who asks; `None` wants no answer.
+        number: Under which number the answer is awaited.
+    """
 
     replica: ReplicaId
+    replace: bool = False
+    channel: ChannelId | None = None
+    number: int = 0
+
+
+class ScaleRequested(Event, frozen=True, kw_only=True):
+    """An operator wants a stage to have so many replicas.
+
+    Attributes:
+        stage: Which stage.
+        replicas: How many; those too many are drained.
+        channel: Who asks; `None` wants no answer.
+        number: Under which number the answer is awaited.
+    """
+
+    stage: StageId
+    replicas: int
+    channel: ChannelId | None = None
+    number: int = 0
 
 
 class ChunkProduced(Event, frozen=True, kw_only=True):
@@ -292,6 +319,7 @@ AnyEvent: TypeAlias = (
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
+    | ScaleRequested
     | DeadlinePassed
     | ShutdownRequested
 )

@@ -123,6 +123,9 @@ An absent pair is impossible and raises. An event of a former attempt is late in
 ARCHIVED_STORIES = 256
 """Stories of ended requests that are kept for `story()`."""
 
+MAX_REPLICAS = 256
+"""Most replicas that a stage may have."""
+
 _TERMINALS = {do.Finish: "finished", do.Fail: "failed", do.Cancelled: "cancelled"}
 
 
@@ -150,6 +153,7 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     bound: int
     reserved: int
+    target: int
     replicas: tuple[tuple[ReplicaId, str], ...]
 
 
@@ -278,6 +282,8 @@ class Router:
                 self._on_replica_died(event)
             case on.DrainRequested():
                 self._on_drain_requested(event)
+            case on.ScaleRequested():
+                self._on_scale_requested(event)
             case on.DeadlinePassed():
                 self._on_deadline_passed()
             case on.ShutdownRequested():
@@ -331,7 +337,12 @@ class Router:
                     capacity=pool.capacity,
                     bound=sum(len(place.bound) for place in pool.replicas),
                     reserved=pool.reserved,
-                    replicas=tuple((place.id, place.phase.value) for place in pool.replicas),
+                    target=pool.target,
+                    replicas=tuple(
+                        (place.id, place.phase.value)
+                        for place in pool.replicas
+                        if place.is_wanted or place.phase in LIVE
+                    ),
                 )
                 for pool in self._pools.values()
             ),
@@ -339,7 +350,12 @@ class Router:
 
     def replica_states(self) -> tuple[do.ReplicaState, ...]:
         """Return where every replica stands, for a channel that has just opened."""
-        return tuple(place.state() for place in self._supervision.places())
+        places = self._supervision.places()
+        return tuple(p.state() for p in places if p.is_wanted or p.phase in LIVE)
+
+    def targets(self) -> dict[StageId, int]:
+        """Return how many replicas each stage is meant to have."""
+        return {stage: pool.target for stage, pool in self._pools.items()}
 
     # ------------------------------------------------------------------ engine and channels
 
@@ -1094,9 +1110,52 @@ class Router:
         place = self._supervision.live(event.replica)
         if place is None or place.phase is ReplicaPhase.DRAINING:
             self._late()
+            self._answer_order(event, _no_such_replica(event.replica))
             return
-        self._supervision.drain(place, self._now)
+        if event.replace and not self._is_stopping:
+            self._supervision.replace(place, self._now)
+        else:
+            self._supervision.drain(place, self._now)
         self._must_admit = True
+        self._answer_order(event)
+
+    def _on_scale_requested(self, event: on.ScaleRequested) -> None:
+        failure = self._unscalable(event)
+        if failure is None:
+            self._supervision.scale(event.stage, event.replicas, self._now)
+            self._must_admit = True
+        self._answer_order(event, failure)
+
+    def _unscalable(self, event: on.ScaleRequested) -> Failure | None:
+        """Return why a stage can't have so many replicas."""
+        if event.stage not in self._pools:
+            return Failure(
+                kind=FailureKind.INVALID_REQUEST,
+                detail=f"there is no stage {event.stage!r}; this server has: {', '.join(self._pools)}",
+                param="stage",
+            )
+        if not 0 <= event.replicas <= MAX_REPLICAS:
+            return Failure(
+                kind=FailureKind.INVALID_REQUEST,
+                detail=f"{event.replicas} replicas of {event.stage}: use 0 to {MAX_REPLICAS}",
+                param="replicas",
+            )
+        if self._is_stopping or not self._has_started:
+            return Failure(
+                kind=FailureKind.OVERLOADED,
+                detail="the server starts or stops at this moment",
+                code="server_shutting_down",
+                retry_after_s=1.0,
+            )
+        return None
+
+    def _answer_order(
+        self, event: on.DrainRequested | on.ScaleRequested, failure: Failure | None = None
+    ) -> None:
+        if event.channel is not None and event.channel in self._channels:
+            self._out.append(
+                do.AnswerOrder(channel=event.channel, number=event.number, failure=failure)
+            )
 
     def _evict(self, place: Replica, reason: str, *, for_good: bool = False) -> None:
         """A process is gone, or must go: plan its successor, and repeat or fail what it held."""
@@ -1434,6 +1493,15 @@ def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
         f"its inputs are {inputs}, its outputs {outputs}",
         param="outputs",
         code="unsupported_value",
+    )
+
+
+def _no_such_replica(replica: ReplicaId) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"replica {replica} is gone or leaves already",
+        param="replica",
+        code="replica_not_found",
     )
 
 

@@ -45,6 +45,24 @@ LIVE = frozenset(
 )
 
 
+_WORTH = {
+    phase: rank
+    for rank, phase in enumerate(
+        (
+            ReplicaPhase.STOPPED,
+            ReplicaPhase.PARKED,
+            ReplicaPhase.DEAD,
+            ReplicaPhase.STARTING,
+            ReplicaPhase.LOADING,
+            ReplicaPhase.SUSPECT,
+            ReplicaPhase.DRAINING,
+            ReplicaPhase.READY,
+        )
+    )
+}
+"""Of two places, which one a shrinking stage would rather keep."""
+
+
 class Replica:
     """A place in a stage's pool and the process that fills it now.
 
@@ -61,6 +79,7 @@ class Replica:
         reason: Why the last process died.
         detail: What it is doing or why it is not there, for people.
         fraction: How far loading is.
+        is_wanted: It counts towards the stage's target; else it leaves, or has left.
     """
 
     __slots__ = (
@@ -72,6 +91,7 @@ class Replica:
         "fraction",
         "has_worked",
         "id",
+        "is_wanted",
         "max_step_s",
         "phase",
         "reason",
@@ -91,6 +111,7 @@ class Replica:
         self.reason = ""
         self.detail = ""
         self.fraction = 0.0
+        self.is_wanted = True
 
     @property
     def has_room(self) -> bool:
@@ -106,6 +127,10 @@ class Replica:
     def did_work(self) -> None:
         """Record a finished task: the place is sound."""
         self.has_worked = True
+        self.forget_deaths()
+
+    def forget_deaths(self) -> None:
+        """Start counting deaths anew."""
         self.deaths.clear()
         self.deaths_in_row = 0
 
@@ -165,6 +190,26 @@ class Pool:
             return None
         place = self.replicas[replica.slot]
         return place if place.id == replica and place.phase in LIVE else None
+
+    @property
+    def target(self) -> int:
+        """Return how many replicas the stage is meant to have."""
+        return sum(place.is_wanted for place in self.replicas)
+
+    def vacancy(self) -> Replica:
+        """Return a wanted place without a process: one that was left, or a new one."""
+        for place in self.replicas:
+            if not place.is_wanted and place.phase is ReplicaPhase.STOPPED:
+                place.is_wanted = True
+                place.forget_deaths()
+                return place
+        self.replicas.append(Replica(self.spec.id, len(self.replicas)))
+        return self.replicas[-1]
+
+    def surplus(self) -> Replica:
+        """Return the wanted place that is missed least: without a process, loading, with the least work."""
+        wanted = [place for place in self.replicas if place.is_wanted]
+        return min(wanted, key=lambda p: (_WORTH[p.phase], len(p.bound), -p.id.slot))
 
     @property
     def room(self) -> int:

@@ -129,13 +129,38 @@ class Supervision:
     def _suspect_s(self, place: Replica) -> float:
         return self.pools[place.id.stage].spec.progress_timeout_s / 3
 
+    def scale(self, stage: StageId, replicas: int, now: float) -> None:
+        """Start or drain processes until the stage has its new number."""
+        pool = self.pools[stage]
+        while pool.target < replicas:
+            self._grow(pool, now)
+        while pool.target > replicas:
+            self.drain(pool.surplus(), now)
+
+    def replace(self, place: Replica, now: float) -> None:
+        """Drain a process whose successor starts at once, in another place."""
+        self._grow(self.pools[place.id.stage], now)
+        self.drain(place, now)
+
+    def _grow(self, pool: Pool, now: float) -> None:
+        self.start(pool.vacancy(), now)
+        self._out.append(do.AnnounceTarget(stage=pool.spec.id, replicas=pool.target))
+
     def drain(self, place: Replica, now: float) -> None:
         """Give the process nothing new, and let it leave when it has nothing left."""
-        self.pools[place.id.stage].leave_ready(place, ReplicaPhase.DRAINING, now)
-        self._announce(place)
+        place.is_wanted = False
+        pool = self.pools[place.id.stage]
+        self._out.append(do.AnnounceTarget(stage=place.id.stage, replicas=pool.target))
+        if place.phase not in LIVE:
+            place.phase = ReplicaPhase.STOPPED
+            self._clear_deadlines(place)
+            self._announce(place)
+            return
+        pool.leave_ready(place, ReplicaPhase.DRAINING, now)
         if not place.bound:
             self.stop(place, now)
             return
+        self._announce(place)
         self._deadlines.set(DeadlineKind.DRAIN, place.id, now + self._limits.drain_timeout_s)
         self._out.append(do.DrainReplica(replica=place.id))
 

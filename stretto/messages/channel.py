@@ -22,6 +22,7 @@ from stretto.types import (
     OutputName,
     PayloadRef,
     PipelineName,
+    ReplicaId,
     RunId,
     SessionId,
     StageId,
@@ -108,6 +109,22 @@ class HttpDone(_Message, frozen=True, tag=7):
     code: int
     duration_s: float
     first_audio_s: float | None = None
+
+
+class Scale(_Message, frozen=True, tag=8):
+    """An operator's order; answered by `Answer` of the same number, counted with those of `Ask`."""
+
+    number: int
+    stage: StageId
+    replicas: int
+
+
+class Drain(_Message, frozen=True, tag=9):
+    """An operator's order; see `stretto.core.events.DrainRequested`. Answered like `Scale`."""
+
+    number: int
+    replica: ReplicaId
+    replace: bool
 
 
 class PipelineInfo(_Message, frozen=True):
@@ -202,6 +219,13 @@ class StageNotice(_Message, frozen=True, tag=40):
     facts: StageFacts
 
 
+class TargetNotice(_Message, frozen=True, tag=44):
+    """A stage is meant to have another number of replicas now."""
+
+    stage: StageId
+    replicas: int
+
+
 class Fatal(_Message, frozen=True, tag=41):
     """The orchestrator has crashed; every open request ends with this."""
 
@@ -220,7 +244,7 @@ class Answer(_Message, frozen=True, tag=43):
     failure: Failure | None = None
 
 
-Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone
+Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone | Scale | Drain
 Down: TypeAlias = (
     Welcome
     | Output
@@ -231,6 +255,7 @@ Down: TypeAlias = (
     | AbortAcknowledged
     | ReplicaNotice
     | StageNotice
+    | TargetNotice
     | Fatal
     | Closing
     | Answer

@@ -237,6 +237,14 @@ class Channels:
             case channel.Ask():
                 peer.connection.send(self._answers.answer(message, now))
                 return None
+            case channel.Scale(number=number, stage=stage, replicas=replicas):
+                return on.ScaleRequested(
+                    now=now, stage=stage, replicas=replicas, channel=peer.name, number=number
+                )
+            case channel.Drain(number=number, replica=replica, replace=replace):
+                return on.DrainRequested(
+                    now=now, replica=replica, replace=replace, channel=peer.name, number=number
+                )
             case channel.HttpDone():
                 self._answers.http_done(message)
                 return None

@@ -91,6 +91,11 @@ class Executor:
                 self._channels.send(command.channel, message)
             case do.Announce():
                 self._channels.broadcast(channel.ReplicaNotice(command.state))
+            case do.AnnounceTarget():
+                self._channels.broadcast(channel.TargetNotice(command.stage, command.replicas))
+            case do.AnswerOrder():
+                answer = channel.Answer(command.number, "", command.failure)
+                self._channels.send(command.channel, answer)
             case do.StartReplica():
                 self._start(command.replica)
             case do.DrainReplica():

@@ -271,7 +271,13 @@ class World:
                 self.replicas[command.replica].stop()
             case do.Exit():
                 self.has_exited = True
-            case do.DrainReplica() | do.Announce() | do.AcknowledgeAbort():
+            case (
+                do.DrainReplica()
+                | do.Announce()
+                | do.AnnounceTarget()
+                | do.AnswerOrder()
+                | do.AcknowledgeAbort()
+            ):
                 pass
             case _:
                 assert_never(command)

@@ -107,11 +107,12 @@ class Model:
             case do.StartReplica():
                 self._start(command.replica)
             case do.DrainReplica():
-                assert self.replicas[command.replica] == "draining"
+                assert command.replica in self.replicas
+                self.replicas[command.replica] = "draining"
             case do.StopReplica():
                 assert command.replica in self.replicas
                 self.gone(command.replica)
-            case do.Announce() | do.AcknowledgeAbort():
+            case do.Announce() | do.AnnounceTarget() | do.AnswerOrder() | do.AcknowledgeAbort():
                 pass
             case do.Exit():
                 assert not self.replicas

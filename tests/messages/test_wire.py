@@ -67,6 +67,8 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Viewed(shm("x")),
     channel.Ask(1, "story", "mine"),
     channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06),
+    channel.Scale(2, A, 3),
+    channel.Drain(3, replica(A), replace=True),
 )
 CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.Welcome(
@@ -88,6 +90,7 @@ CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.AbortAcknowledged(1, stopped=True),
     channel.ReplicaNotice(STATE),
     channel.StageNotice(A, FACTS),
+    channel.TargetNotice(A, 3),
     channel.Fatal(FAILURE),
     channel.Closing(),
     channel.Answer(1, "text"),

@@ -59,7 +59,11 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, is_rough: bool = 
 
     def operate() -> None:
         replica = world.random.choice(list(world.replicas))
-        world.tell(on.DrainRequested(now=world.now, replica=replica))
+        replace = world.chance(0.5)
+        world.tell(on.DrainRequested(now=world.now, replica=replica, replace=replace))
+        for stage in deployed.stages:
+            number = world.random.randint(1, 3)
+            world.tell(on.ScaleRequested(now=world.now, stage=stage.id, replicas=number))
 
     at_s = 0.0
     for _ in range(12):

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeVa
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from stretto.types import Payload, StageId, TaskKey
+    from stretto.types import Payload, Recovery, StageId, TaskKey
 
     OutputValue: TypeAlias = str | int | float | bool | bytes | Buffer | None
 
@@ -48,8 +48,11 @@ class Capabilities:
         unit: What `Chunk.length` counts: `samples`, `frames`, `tokens`, `bytes`.
         cumulative: Each chunk repeats what came before. Always refused at load: chunks are increments.
         pausable: One task can be held back without holding back the others.
-        recovery: `retry` repeats a task of which nothing was forwarded; `fail` never repeats.
-        max_step_s: A step longer than this many seconds counts as no progress.
+        recovery: What may be done with a task whose replica died. `fail` never repeats it; `retry`
+            repeats one of which nothing was forwarded; `replay` repeats any. A `replay` backend's values
+            depend on the inputs, the options and their place in units alone, wherever its chunks end;
+            each chunk has a length, and arrays have one item per unit.
+        max_step_s: A step that runs for longer has hung; the replica is killed and its tasks go elsewhere.
         media: Facts for the edge, for example `{"rate_hz": 24000, "channels": 1}`.
         voices: Voice names that requests may ask for; empty if the stage has none.
         devices: Kinds of devices it can compute on. One that names more than `cpu` is made with the
@@ -61,7 +64,7 @@ class Capabilities:
     unit: str = "items"
     cumulative: bool = False
     pausable: bool = True
-    recovery: Literal["retry", "fail"] = "retry"
+    recovery: Recovery = "retry"
     max_step_s: float = 30.0
     media: Mapping[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     voices: tuple[str, ...] = ()
@@ -76,13 +79,17 @@ class Task:
         key: Identity; for log texts only.
         stage: The stage being served.
         options: What the client asked for, validated at the edge: `seed`, `voice`, `speed`, …
-        skip_units: Units that were already forwarded by an earlier attempt; the runtime trims them.
+        skip_units: So many of the units that this attempt makes were forwarded by an earlier one; the
+            runtime leaves them out.
+        resume: The token of the boundary (`Chunk.boundary`) behind which this attempt goes on; the
+            inputs before it do not come again. `None` begins at the beginning.
     """
 
     key: TaskKey
     stage: StageId
     options: Payload
     skip_units: int = 0
+    resume: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,8 @@ class Chunk:
         length: How many of the stage's units this chunk adds. Previews add none.
         kind: `data`, or `preview`, which takes no credit and may be dropped.
         media_s: Playback duration in seconds, 0 where that means nothing.
-        boundary: A resume token if the task could be taken up again behind this chunk.
+        boundary: A token if another attempt could go on behind this chunk, without the inputs that are
+            used up with it: what the backend must know then. Only on the last chunk of an outcome.
     """
 
     values: Mapping[str, OutputValue]

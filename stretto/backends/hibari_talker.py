@@ -3,7 +3,8 @@
 The model computes an utterance at once (it can be neither batched nor cut exactly), so a step is
 one utterance of each task: at most `_SEGMENT_PHONEMES` phonemes, which bounds time and memory. Its
 frames leave in chunks: a small first one, so that the vocoder starts at once, then doubling up to a
-steady size. Where the chunks end depends on the request's text and options alone.
+steady size. Where the chunks end depends on the request's text and options alone. Behind a sentence
+another replica can go on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -96,7 +98,7 @@ class Talker:
     capabilities: ClassVar[Capabilities] = Capabilities(
         kind="generation",
         unit="frames",
-        recovery="retry",
+        recovery="replay",
         media={
             "rate_hz": RATE_HZ,
             "samples_per_frame": HOP,
@@ -157,7 +159,10 @@ class Talker:
                 param="voice",
                 code="voice_not_found",
             )
-        return TalkerTask(_speed(task.options), self._first_chunk_frames)
+        state = TalkerTask(_speed(task.options), self._first_chunk_frames)
+        if task.resume is not None:
+            state.segments, state.chunk_frames = map(int, task.resume.split())
+        return state
 
     def step(self, items: Sequence[tuple[TalkerTask, Input]]) -> Sequence[Outcome]:
         """Speak one utterance of each task."""
@@ -178,7 +183,10 @@ class Talker:
         if not task.utterances:
             return ()
         chunks = self._speak(task, task.utterances.popleft())
-        return More(*chunks) if task.utterances else chunks
+        if task.utterances:
+            return More(*chunks)
+        token = f"{task.segments} {task.chunk_frames}".encode()
+        return (*chunks[:-1], replace(chunks[-1], boundary=token))
 
     def _utterances(self, text: str, speed: float) -> list[list[int]]:
         limit = int(_SEGMENT_PHONEMES * min(1.0, speed))

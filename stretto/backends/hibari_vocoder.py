@@ -2,7 +2,8 @@
 
 It runs `hibari_dsp` for many tasks in turn and turns samples into 16-bit integers. The bytes depend
 on a task's frames and seed alone, whatever the chunks, the batch and the replica. (Across machines
-that holds as far as numpy computes alike on their processors.)
+that holds as far as numpy computes alike on their processors.) So another replica can go on with a
+task, and it needs no more than the frames behind the last segment that was spoken to its end.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Vocoder:
     capabilities: ClassVar[Capabilities] = Capabilities(
         kind="generation",
         unit="samples",
-        recovery="retry",
+        recovery="replay",
         media={"rate_hz": RATE_HZ, "channels": 1, "format": "s16le"},
     )
 
@@ -72,7 +73,10 @@ class Vocoder:
             seed = 0
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise InvalidRequest("seed: an integer is needed", param="seed")
-        return VocoderTask(seed)
+        state = VocoderTask(seed)
+        if task.resume is not None:
+            state.number = int(task.resume)
+        return state
 
     def step(self, items: Sequence[tuple[VocoderTask, Input]]) -> Sequence[Outcome]:
         """Return the audio that each task's new frames complete."""
@@ -90,8 +94,14 @@ class Vocoder:
         if not len(samples):
             return ()
         audio = np.rint(np.clip(samples, -1.0, 1.0) * _FULL_SCALE).astype("<i2").tobytes()
+        has_ended = task.segment is None
         return (
-            Chunk(values={"audio": audio}, length=len(samples), media_s=len(samples) / RATE_HZ),
+            Chunk(
+                values={"audio": audio},
+                length=len(samples),
+                media_s=len(samples) / RATE_HZ,
+                boundary=str(task.number).encode() if has_ended else None,
+            ),
         )
 
     def _samples(self, task: VocoderTask, item: Input) -> Floats:

@@ -73,6 +73,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         silent_after: Make so many chunks, then none, and do not end.
         empty_chunks: Chunks carry no samples, in mode `count`.
         bare_terminal: Make no chunk: the task ends without output.
+        faulty_attempts: Only so many attempts at the task fail, exit, break, hang or fall silent.
     """
 
     mode: Literal["count", "echo", "upper"] = "count"
@@ -91,6 +92,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silent_after: int | None = None
     empty_chunks: bool = False
     bare_terminal: bool = False
+    faulty_attempts: int | None = None
+
+
+_FAULTS = ("fail_at", "break_at", "exit_at", "kill_at", "hang_at", "silent_after")
 
 
 class ScriptedBreak(Exception):
@@ -199,6 +204,7 @@ class _ScriptedBase:
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         unit="samples",
+        recovery="replay",
         media={"rate_hz": RATE_HZ, "channels": 1, "format": "s16le"},
         voices=("counter",),
     )
@@ -265,7 +271,10 @@ class _ScriptedBase:
     def _player(self, task: Task) -> Player:
         if self._is_asleep:
             raise StageError(f"task {task.key} was opened while the backend sleeps")
-        return Player(_script_of(self._fields | _requested_fields(task)), task)
+        script = _script_of(self._fields | _requested_fields(task))
+        if script.faulty_attempts is not None and task.key.attempt >= script.faulty_attempts:
+            script = msgspec.structs.replace(script, **dict.fromkeys(_FAULTS))
+        return Player(script, task)
 
 
 class Scripted(_ScriptedBase):

@@ -264,6 +264,35 @@ def call(
     raise typer.Exit(code)
 
 
+@app.command()
+def scale(
+    orders: Annotated[
+        list[str], typer.Argument(metavar="STAGE=N...", help="For example vocoder=3.")
+    ],
+    *,
+    run: OnlyRun = None,
+) -> None:
+    """Change how many replicas stages have, while the server runs."""
+    from stretto.cli.asking import scale_stages
+
+    raise typer.Exit(scale_stages(orders, typer.echo, only=run))
+
+
+@app.command()
+def drain(
+    replica: Annotated[str, typer.Argument(metavar="STAGE/SLOT", help="As `stretto ps` shows it.")],
+    *,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Start another one at once: a restart without a gap.")
+    ] = False,
+    run: OnlyRun = None,
+) -> None:
+    """Let one replica finish what it has and leave."""
+    from stretto.cli.asking import drain_replica
+
+    raise typer.Exit(drain_replica(replica, typer.echo, only=run, replace=replace))
+
+
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)
 app.add_typer(config, name="config")
 

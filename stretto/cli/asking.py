@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,10 +21,12 @@ from stretto.errors import ConfigError, DeadlineExceeded, InvalidRequest, Strett
 from stretto.orchestrator.answers import RequestStory, Status
 from stretto.transport.listening import socket_base
 from stretto.transport.run_directory import RunDirectory
-from stretto.types import RunId
+from stretto.types import RunId, StageId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+ResultT = TypeVar("ResultT")
 
 ANSWER_S = 2.0
 """How long an engine may take to answer."""
@@ -118,10 +120,82 @@ def tell_story(
     return exits.OK
 
 
+def scale_stages(orders: Sequence[str], say: Callable[[str], None], *, only: str | None) -> int:
+    """Have stages get other numbers of replicas, `stage=N` each; return when the orders are taken.
+
+    Raises:
+        ConfigError: An order has another form, or it is not clear which engine is meant.
+        InvalidRequest: There is no such stage, or it can't have so many.
+    """
+    wanted = [_parsed(order) for order in orders]
+
+    async def give(channel: Channel) -> None:
+        for stage, replicas in wanted:
+            await channel.scale(stage, replicas)
+
+    asyncio.run(_tell_only(only, give))
+    for stage, replicas in wanted:
+        say(f"{stage}: {replicas} replicas wanted; `stretto ps` shows them")
+    return exits.OK
+
+
+def drain_replica(name: str, say: Callable[[str], None], *, only: str | None, replace: bool) -> int:
+    """Have one replica, `stage/slot`, finish what it has and leave.
+
+    Raises:
+        ConfigError: It is not clear which engine is meant.
+        InvalidRequest: There is no such replica.
+    """
+
+    async def give(channel: Channel) -> None:
+        status = msgspec.json.decode(await channel.ask("status"), type=Status)
+        replicas = [state.replica for state in status.replicas]
+        for replica in replicas:
+            if name in (str(replica), f"{replica.stage}/{replica.slot}"):
+                await channel.drain(replica, replace=replace)
+                return
+        known = ", ".join(f"{each.stage}/{each.slot}" for each in replicas)
+        raise InvalidRequest(f"there is no replica {name!r}; there are {known or 'none'}")
+
+    asyncio.run(_tell_only(only, give))
+    say(f"{name} finishes what it has and leaves{'; another one starts' if replace else ''}")
+    return exits.OK
+
+
+def _parsed(order: str) -> tuple[StageId, int]:
+    stage, separator, count = order.partition("=")
+    if not stage or not separator or not count.isdecimal():
+        raise ConfigError(f"{order!r}: write STAGE=N, for example vocoder=3")
+    return StageId(stage), int(count[:9])
+
+
+async def _tell_only(only: str | None, give: Callable[[Channel], Awaitable[None]]) -> None:
+    """Give orders to the one engine that runs, or to the one that is named."""
+    await _with_channel(*only_engine(only), give)
+
+
 # ---- asking
 
 
-def living(only: str | None) -> list[tuple[RunId, int, Path]]:
+def only_engine(only: str | None) -> tuple[RunId, Path]:
+    """Return the one engine that runs, or the one that is named: its identity and its folder.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    paths = _paths(only)
+    if not paths:
+        raise ConfigError(
+            f"no engine runs{' by that name' if only else ''}; `stretto serve` starts one"
+        )
+    if len(paths) > 1:
+        runs = ", ".join(run for run, _, _ in paths)
+        raise ConfigError(f"several engines run; name one with --run: {runs}")
+    run, _, path = paths[0]
+    return run, path
+
+
+def _paths(only: str | None) -> list[tuple[RunId, int, Path]]:
     """Return the engines of this user that live: identity, owner, folder."""
     return [
         (RunId(each.run), each.pid, Path(each.path))
@@ -132,7 +206,7 @@ def living(only: str | None) -> list[tuple[RunId, int, Path]]:
 
 async def _ask_all(only: str | None) -> tuple[Run, ...]:
     return tuple(
-        await asyncio.gather(*(_status_of(run, pid, path) for run, pid, path in living(only)))
+        await asyncio.gather(*(_status_of(run, pid, path) for run, pid, path in _paths(only)))
     )
 
 
@@ -151,7 +225,7 @@ async def _status_of(run: RunId, pid: int, path: Path) -> Run:
 async def _ask_stories(name: str, only: str | None) -> tuple[list[RequestStory], list[str]]:
     found: list[RequestStory] = []
     problems: list[str] = []
-    for run, _, path in living(only):
+    for run, _, path in _paths(only):
         try:
             text = await _ask(run, path, "story", name)
         except StrettoError as error:
@@ -168,11 +242,17 @@ async def _ask(run: RunId, path: Path, topic: Topic, argument: str = "") -> str:
         DeadlineExceeded: It did not answer in time.
         StrettoError: It refused, or is just ending.
     """
+    return await _with_channel(run, path, lambda channel: channel.ask(topic, argument))
+
+
+async def _with_channel(
+    run: RunId, path: Path, use: Callable[[Channel], Awaitable[ResultT]]
+) -> ResultT:
     try:
         async with asyncio.timeout(ANSWER_S):
             channel = await Channel.connect(str(path / "channel.sock"), run=run, name="ask")
             try:
-                return await channel.ask(topic, argument, timeout_s=ANSWER_S)
+                return await use(channel)
             finally:
                 await channel.aclose()
     except TimeoutError:

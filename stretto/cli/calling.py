@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stretto.cli import exits
-from stretto.cli.asking import living, table
+from stretto.cli.asking import only_engine, table
 from stretto.engine.channel import Channel
 from stretto.errors import ConfigError, DeadlineExceeded
 
@@ -41,13 +41,7 @@ def call_method(
         StrettoError: The call as a whole has failed.
     """
     values = dict(_argument(each) for each in arguments)
-    runs = [(run, path) for run, _, path in living(only)]
-    if not runs:
-        raise ConfigError("no engine runs; `stretto serve` starts one")
-    if len(runs) > 1:
-        names = ", ".join(run for run, _ in runs)
-        raise ConfigError(f"several engines run; name one with --run: {names}")
-    run, path = runs[0]
+    run, path = only_engine(only)
     results = asyncio.run(_call(run, path, method, stages, values, timeout_s))
     if as_json:
         say(json.dumps({str(each): _fields(result) for each, result in results.items()}, indent=2))

@@ -34,6 +34,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "threads": (1, 256),
     "memory_bytes": (64 * 1024**2, _TIB),
     "chunk_timeout_s": (0.1, _DAY_S),
+    "progress_timeout_s": (0.1, _DAY_S),
     "start_timeout_s": (0.1, _DAY_S),
     "shared_memory_bytes": (0, _TIB),
     "port": (0, 65_535),

@@ -5,12 +5,10 @@ It travels to child processes as JSON (`msgspec.json`). Loading and checking fil
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from stretto.core.graph import Deployment, Limits, PipelineSpec, StageSpec
-from stretto.types import StageId
+from stretto.types import Recovery, StageId
 
 
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +25,12 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
         threads: Compute threads of one replica (BLAS, OpenMP, ONNX Runtime).
         device: Where it computes: `cpu`, `cuda`, or `cuda:N` for the N-th GPU. Others are hidden from it.
         memory_bytes: Most memory that one replica may allocate; `null` sets no limit.
-        recovery: `retry` repeats a task of which nothing was forwarded; `fail` never repeats.
-        chunk_timeout_s: Longest silence of a running task that could go on, in seconds.
+        recovery: The most that may be done with tasks of a replica that died: `fail` never repeats one,
+            `retry` repeats one of which nothing was forwarded, `replay` also goes on behind what was.
+        chunk_timeout_s: Longest silence of a running task that could go on, in seconds; then its
+            request fails.
+        progress_timeout_s: Longest silence of a replica that has work, in seconds; then it is killed
+            and its tasks go elsewhere. It gets no new ones after a third of that.
         start_timeout_s: Longest silence of a loading replica, in seconds.
         shared_memory_bytes: Budget for payload files of one replica; beyond it payloads go inline.
         environment: Variables added to the replica's environment.
@@ -44,8 +46,9 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     device: str = "cpu"
     memory_bytes: int | None = None
-    recovery: Literal["retry", "fail"] = "retry"
-    chunk_timeout_s: float = 30.0
+    recovery: Recovery = "replay"
+    chunk_timeout_s: float = 60.0
+    progress_timeout_s: float = 30.0
     start_timeout_s: float = 120.0
     shared_memory_bytes: int = 256 * 1024 * 1024
     environment: dict[str, str] = {}
@@ -58,6 +61,7 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
             slots=self.slots,
             recovery=self.recovery,
             chunk_timeout_s=self.chunk_timeout_s,
+            progress_timeout_s=self.progress_timeout_s,
             start_timeout_s=self.start_timeout_s,
         )
 
@@ -74,6 +78,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: Larger request bodies are refused before they are read.
         max_input_chars: Longer speech inputs are refused.
         first_chunk_timeout_s: How long a response may wait for its first audio, in seconds.
+        admin_key: What `/admin` routes ask for; without it they are closed.
     """
 
     host: str = "127.0.0.1"
@@ -84,6 +89,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 1024 * 1024
     max_input_chars: int = 50_000
     first_chunk_timeout_s: float = 60.0
+    admin_key: str = ""
 
 
 class OrchestratorSettings(msgspec.Struct, frozen=True, kw_only=True):

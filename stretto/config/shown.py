@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 
+SECRETS = frozenset({"admin_key"})
+"""Keys whose values are never shown, by their last part."""
+
+_HIDDEN = "(hidden)"
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -48,11 +53,15 @@ def shown_values(resolved: Resolved) -> tuple[Shown, ...]:
     }
     order = {section: number for number, section in enumerate(tree)}
     found = [
-        Shown(path, value, source)
+        Shown(path, _unless_secret(path, value), source)
         for path, source in resolved.sources.items()
         if (value := _at(tree, path)) is not _MISSING
     ]
     return tuple(sorted(found, key=lambda each: order[each.path.partition(".")[0]]))
+
+
+def _unless_secret(path: str, value: object) -> object:
+    return _HIDDEN if value and path.rpartition(".")[2] in SECRETS else value
 
 
 def _with_defaults(struct: object) -> object:

@@ -43,7 +43,13 @@ MAX_UNANSWERED_CALLS = 64
 """Calls that one replica may owe answers to, those that nobody waits for any more included."""
 
 _CALLABLE = frozenset(
-    {ReplicaPhase.READY, ReplicaPhase.CALLING, ReplicaPhase.ASLEEP, ReplicaPhase.DRAINING}
+    {
+        ReplicaPhase.READY,
+        ReplicaPhase.SUSPECT,
+        ReplicaPhase.CALLING,
+        ReplicaPhase.ASLEEP,
+        ReplicaPhase.DRAINING,
+    }
 )
 
 
@@ -280,7 +286,7 @@ class Calls:
             self._send(call.id, call.method, place, desk, call_class)
         else:
             desk.queue[call.id] = None
-            if place.phase in (ReplicaPhase.READY, ReplicaPhase.ASLEEP):
+            if place.phase not in (ReplicaPhase.CALLING, ReplicaPhase.DRAINING):
                 self._supervision.hold_back(place, now)
 
     def _send_next(self, place: Replica, desk: _Desk) -> None:
@@ -323,7 +329,8 @@ class Calls:
         del self._desks[replica]
         self._deadlines.clear(DeadlineKind.EXCLUSIVE, replica)
         place = self._supervision.place_of(replica)
-        reason = "it was stopped" if place.phase is ReplicaPhase.STOPPED else place.reason
+        has_died = place.phase in (ReplicaPhase.DEAD, ReplicaPhase.PARKED)
+        reason = place.reason if has_died else "it was stopped"
         failure = Failure(
             kind=FailureKind.REPLICA_LOST,
             detail=f"replica {replica} is gone: {reason}",

@@ -13,6 +13,7 @@ import msgspec
 from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
 from stretto.types import (
+    Boundary,
     CallClass,
     CallId,
     ChannelId,
@@ -43,7 +44,9 @@ class Dispatch(Command, frozen=True, kw_only=True):
         pipeline: The pipeline, by which the replica finds the edges' adapters.
         edges: The task's input edges in this request's plan.
         options: The request's options.
-        skip_units: Units that an earlier attempt has already forwarded.
+        skip_units: Units that earlier attempts have already forwarded.
+        resume: Where this attempt goes on; its inputs begin behind it. `None` is the beginning.
+        resume_units: The units before `resume`.
         chunks: Send right: chunk numbers below this may be sent.
         bytes: Send right: the next chunk may be sent while fewer bytes than this were.
     """
@@ -54,6 +57,8 @@ class Dispatch(Command, frozen=True, kw_only=True):
     edges: tuple[EdgeSpec, ...]
     options: PayloadRef | None = None
     skip_units: int = 0
+    resume: Boundary | None = None
+    resume_units: int = 0
     chunks: int = UNLIMITED
     bytes: int = UNLIMITED
 
@@ -223,9 +228,9 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         replica: Which one.
-        state: `starting`, `loading`, `ready`, `calling` (an exclusive call waits for its tasks, or
-            runs), `asleep` (until it is woken), `draining`, `dead` (a restart is due) or `parked` (it
-            failed too often; tried again later).
+        state: `starting`, `loading`, `ready`, `suspect` (it does not go on; no new work), `calling`
+            (an exclusive call waits for its tasks, or runs), `asleep` (until it is woken), `draining`,
+            `dead` (a restart is due) or `parked` (it failed too often; tried again later).
         detail: What is being loaded, or why it died.
         fraction: How far loading is, 0.0 to 1.0.
     """
@@ -235,6 +240,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         "starting",
         "loading",
         "ready",
+        "suspect",
         "calling",
         "asleep",
         "draining",
@@ -250,6 +256,21 @@ class Announce(Command, frozen=True, kw_only=True):
     """Tell every API process about a replica, in order with the outputs."""
 
     state: ReplicaState
+
+
+class AnnounceTarget(Command, frozen=True, kw_only=True):
+    """Tell every API process how many replicas a stage is meant to have now."""
+
+    stage: StageId
+    replicas: int
+
+
+class AnswerOrder(Command, frozen=True, kw_only=True):
+    """Answer an operator's order; without a failure it is being carried out."""
+
+    channel: ChannelId
+    number: int
+    failure: Failure | None = None
 
 
 class CallReplica(Command, frozen=True, kw_only=True):
@@ -310,6 +331,8 @@ AnyCommand: TypeAlias = (
     | Reject
     | AcknowledgeAbort
     | Announce
+    | AnnounceTarget
+    | AnswerOrder
     | StartReplica
     | DrainReplica
     | StopReplica

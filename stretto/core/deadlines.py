@@ -15,6 +15,7 @@ class DeadlineKind(Enum):
     REQUEST = "request"  # some wait of a request; the router works out which
     CANCEL = "cancel"  # the end of a cancelled task
     START = "start"  # a sign of life from a replica that starts or loads
+    PROGRESS = "progress"  # a sign of life from a replica that has work
     RESTART = "restart"  # the back-off of a slot
     DRAIN = "drain"  # a draining replica's last task
     SHUTDOWN = "shutdown"  # the engine's last request

@@ -13,6 +13,7 @@ import msgspec
 
 from stretto.errors import Failure
 from stretto.types import (
+    Boundary,
     CallClass,
     CallId,
     ChannelId,
@@ -21,6 +22,7 @@ from stretto.types import (
     OutputName,
     PayloadRef,
     PipelineName,
+    Recovery,
     ReplicaId,
     RequestId,
     SessionId,
@@ -150,14 +152,28 @@ class ReplicaReady(Event, frozen=True, kw_only=True):
     Attributes:
         replica: Which one.
         slots: How many tasks it holds at a time.
-        may_retry: Its backend allows a task to be repeated.
+        recovery: The most that its backend allows to be done with its tasks after its death.
+        max_step_s: How long one step of its backend may take.
         methods: What can be called there, each with its class.
     """
 
     replica: ReplicaId
     slots: int
-    may_retry: bool = True
+    recovery: Recovery = "retry"
+    max_step_s: float = 30.0
     methods: tuple[tuple[str, CallClass], ...] = ()
+
+
+class ReplicaAlive(Event, frozen=True, kw_only=True):
+    """A replica that holds tasks reacts, and tells since when its present step has been running.
+
+    Attributes:
+        replica: Which one.
+        step_age_s: Seconds since the step began; 0 between steps.
+    """
+
+    replica: ReplicaId
+    step_age_s: float = 0.0
 
 
 class ReplicaStartFailed(Event, frozen=True, kw_only=True):
@@ -175,9 +191,35 @@ class ReplicaDied(Event, frozen=True, kw_only=True):
 
 
 class DrainRequested(Event, frozen=True, kw_only=True):
-    """An operator wants a replica to take nothing new, finish what it has, and leave."""
+    """An operator wants a replica to take nothing new, finish what it has, and leave.
+
+    Attributes:
+        replica: Which one.
+        replace: Another one starts at once, so that the stage keeps its number.
+        channel: Who asks; `None` wants no answer.
+        number: Under which number the answer is awaited.
+    """
 
     replica: ReplicaId
+    replace: bool = False
+    channel: ChannelId | None = None
+    number: int = 0
+
+
+class ScaleRequested(Event, frozen=True, kw_only=True):
+    """An operator wants a stage to have so many replicas.
+
+    Attributes:
+        stage: Which stage.
+        replicas: How many; those too many are drained.
+        channel: Who asks; `None` wants no answer.
+        number: Under which number the answer is awaited.
+    """
+
+    stage: StageId
+    replicas: int
+    channel: ChannelId | None = None
+    number: int = 0
 
 
 class ChunkProduced(Event, frozen=True, kw_only=True):
@@ -191,6 +233,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
         length: How many units it adds.
         kind: `data`, or `preview`: no credit, no sequence number, to outputs only.
         media_s: Its playback duration in seconds.
+        boundary: If a later attempt can go on behind this chunk, how.
     """
 
     task: TaskKey
@@ -200,6 +243,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
     length: int = 0
     kind: Literal["data", "preview"] = "data"
     media_s: float = 0.0
+    boundary: Boundary | None = None
 
 
 class InputConsumed(Event, frozen=True, kw_only=True):
@@ -284,6 +328,7 @@ ReplicaEvent: TypeAlias = (
     ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady
+    | ReplicaAlive
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
@@ -308,9 +353,11 @@ AnyEvent: TypeAlias = (
     | ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady
+    | ReplicaAlive
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
+    | ScaleRequested
     | RpcRequested
     | RpcAnswered
     | DeadlinePassed

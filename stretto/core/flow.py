@@ -83,6 +83,7 @@ class EdgeFlow(Sink):
         id: Its identity.
         chunks: Payloads of the chunks from `base` to `produced`; each is held.
         base: Number of the first chunk in `chunks`.
+        base_bytes: Bytes of the chunks before it.
         fed: Chunks given to the consumer.
         fed_bytes: Their bytes.
         has_ended: The source has finished: `produced` is final.
@@ -92,6 +93,7 @@ class EdgeFlow(Sink):
 
     __slots__ = (
         "base",
+        "base_bytes",
         "chunks",
         "close_sent",
         "fed",
@@ -107,7 +109,7 @@ class EdgeFlow(Sink):
         self.spec = spec
         self.id = spec.id
         self.chunks: deque[PayloadRef] = deque()
-        self.base = 0
+        self.base = self.base_bytes = 0
         self.fed = 0
         self.fed_bytes = 0
         self.has_ended = False
@@ -136,16 +138,29 @@ class EdgeFlow(Sink):
         self.is_closed = True
         self.is_limiting = False
 
+    @property
+    def fed_kept_bytes(self) -> int:
+        """Return how many bytes are kept only for another attempt of the consumer."""
+        return self.fed_bytes - self.base_bytes
+
+    def drop_first(self) -> PayloadRef:
+        """Keep the first chunk no longer, and return it."""
+        payload = self.chunks.popleft()
+        self.base += 1
+        self.base_bytes += payload.size_bytes
+        return payload
+
     def rewind(self) -> None:
-        """Feed from the beginning again, to the consumer's next attempt; every chunk must still be kept."""
-        self.fed = self.fed_bytes = self.consumed = self.bytes_consumed = 0
+        """Feed what is kept again, to the consumer's next attempt, which needs nothing before it."""
+        self.fed = self.consumed = self.base
+        self.fed_bytes = self.bytes_consumed = self.base_bytes
         self.close_sent = False
         self.sizes = deque(chunk.size_bytes for chunk in self.chunks)
 
     def restart(self) -> None:
         """Count from the beginning again, for the producer's next attempt; nothing may have been fed."""
         self.base = self.produced = self.consumed = 0
-        self.bytes_produced = self.bytes_consumed = 0
+        self.base_bytes = self.bytes_produced = self.bytes_consumed = 0
         self.sizes.clear()
 
 

@@ -6,12 +6,12 @@ Everything here is immutable data plus pure functions on it. It must not know ba
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stretto.errors import ConfigError
-from stretto.types import EdgeId, InputName, OutputName, PipelineName, StageId
+from stretto.types import EdgeId, InputName, OutputName, PipelineName, Recovery, StageId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,16 +68,18 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: Unique in the deployment.
         replicas: How many processes serve it.
         slots: How many tasks one replica holds at a time.
-        recovery: `retry` repeats a task of which nothing was forwarded; `fail` never repeats.
-        chunk_timeout_s: Longest silence of a running task that could go on.
+        recovery: The most that may be done with a dead replica's tasks; see `stretto.types.Recovery`.
+        chunk_timeout_s: Longest silence of a running task that could go on; then its request fails.
+        progress_timeout_s: Longest silence of a replica that has work; then it is evicted.
         start_timeout_s: Longest silence of a replica that starts or loads.
     """
 
     id: StageId
     replicas: int = 1
     slots: int = 32
-    recovery: Literal["retry", "fail"] = "retry"
-    chunk_timeout_s: float = 30.0
+    recovery: Recovery = "replay"
+    chunk_timeout_s: float = 60.0
+    progress_timeout_s: float = 30.0
     start_timeout_s: float = 120.0
 
 
@@ -192,7 +194,7 @@ def _stage_mistakes(deployment: Deployment) -> list[str]:
             mistakes.append(f"stage {stage.id!r}: replicas is {stage.replicas}, use 0 or more")
         if stage.slots < 1:
             mistakes.append(f"stage {stage.id!r}: slots is {stage.slots}, use 1 or more")
-        for name in ("chunk_timeout_s", "start_timeout_s"):
+        for name in ("chunk_timeout_s", "progress_timeout_s", "start_timeout_s"):
             if getattr(stage, name) <= 0:
                 mistakes.append(
                     f"stage {stage.id!r}: {name} is {getattr(stage, name)}, use more than 0"

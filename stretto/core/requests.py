@@ -10,9 +10,11 @@ from stretto.core.flow import EdgeFlow, OutputFlow, Sink
 from stretto.core.graph import EdgeMode, Limits, Plan
 from stretto.core.story import Story
 from stretto.types import (
+    Boundary,
     EdgeId,
     OutputName,
     PayloadRef,
+    Recovery,
     ReplicaId,
     StageId,
     TaskKey,
@@ -56,8 +58,14 @@ class Task:
         held: Shared-memory payloads that its replica may be viewing, and how many views of each.
         produced: Data chunks of this attempt.
         bytes_produced: Their bytes.
-        has_forwarded: A chunk went to a stage or to the client: a retry would be heard.
-        may_retry: Its stage retries and its inputs are all kept.
+        earlier_chunks: Data chunks of earlier attempts on which this one goes on.
+        earlier_bytes: Their bytes.
+        units: Units of all these chunks.
+        has_forwarded: A chunk went to a stage or to the client.
+        recovery: What may be done after a death; see `stretto.types.Recovery`.
+        keeps_inputs: What another attempt would need is all kept.
+        resume: Where another attempt would go on; `None` is the beginning.
+        resume_units: The units before that.
         has_reserved: A slot at its stage is promised to it.
         is_cancelled: Its replica was told to end it.
         is_abandoned: It was cancelled because nobody wants its output; its end counts as finished.
@@ -73,6 +81,8 @@ class Task:
         "bytes_produced",
         "deaths",
         "dispatched_at",
+        "earlier_bytes",
+        "earlier_chunks",
         "edges_in",
         "edges_out",
         "ended_at",
@@ -84,14 +94,17 @@ class Task:
         "held",
         "is_abandoned",
         "is_cancelled",
+        "keeps_inputs",
         "key",
-        "may_retry",
         "media_s",
         "outputs",
         "produced",
         "progress_at",
         "ready_at",
+        "recovery",
         "replica",
+        "resume",
+        "resume_units",
         "sinks",
         "state",
         "step_bytes",
@@ -105,8 +118,7 @@ class Task:
         edges_in: tuple[EdgeFlow, ...],
         edges_out: tuple[EdgeFlow, ...],
         outputs: tuple[OutputFlow, ...],
-        *,
-        may_retry: bool,
+        recovery: Recovery,
     ) -> None:
         self.key = key
         self.state = TaskState.WAITING_INPUT
@@ -118,10 +130,15 @@ class Task:
         self.held: dict[PayloadRef, int] = {}
         self.produced = 0
         self.bytes_produced = 0
+        self.earlier_chunks = 0
+        self.earlier_bytes = 0
         self.units = 0
         self.media_s = 0.0
         self.has_forwarded = False
-        self.may_retry = may_retry
+        self.recovery: Recovery = recovery
+        self.keeps_inputs = True
+        self.resume: Boundary | None = None
+        self.resume_units = 0
         self.has_reserved = False
         self.is_abandoned = False
         self.is_cancelled = False
@@ -159,14 +176,26 @@ class Task:
             edge.close_sent for edge in self.edges_in
         )
 
+    @property
+    def may_repeat(self) -> bool:
+        """Say whether another attempt could take its place unnoticed."""
+        if self.recovery == "retry":
+            return self.keeps_inputs and not self.has_forwarded
+        return self.keeps_inputs and self.recovery == "replay"
+
+    @property
+    def fed_kept_bytes(self) -> int:
+        """Return how many bytes are kept only for another attempt."""
+        return sum(edge.fed_kept_bytes for edge in self.edges_in)
+
     def limits(self) -> tuple[int, int]:
-        """Return the send right in chunks and bytes that the sinks allow now."""
+        """Return the send right in chunks and bytes of this attempt that the sinks allow now."""
         chunks = nbytes = UNLIMITED
         for sink in self.sinks:
             if sink.is_limiting:
                 chunks = min(chunks, sink.consumed + sink.window_chunks)
                 nbytes = min(nbytes, sink.bytes_consumed + sink.window_bytes)
-        return chunks, nbytes
+        return chunks - self.earlier_chunks, nbytes - self.earlier_bytes
 
     def count(self, size_bytes: int, length: int, media_s: float) -> None:
         """Count a data chunk."""
@@ -176,16 +205,24 @@ class Task:
         self.media_s += media_s
         self.deaths = 0
 
-    def restart(self) -> None:
-        """Become the next attempt: inputs from the beginning, nothing produced."""
+    def repeat(self) -> None:
+        """Become the next attempt: the kept inputs again, and output from where the last one stood."""
         self.key = self.key._replace(attempt=self.key.attempt + 1)
         for edge in self.edges_in:
             edge.rewind()
+        self.earlier_chunks += self.produced
+        self.earlier_bytes += self.bytes_produced
+        self.produced = self.bytes_produced = 0
+        self.ended_at = None
+
+    def forget_output(self) -> None:
+        """Count what was produced no more; nothing of it may have been forwarded."""
         for edge in self.edges_out:
             edge.restart()
         self.produced = self.bytes_produced = self.units = 0
+        self.earlier_chunks = self.earlier_bytes = 0
         self.media_s = 0.0
-        self.first_chunk_at = self.ended_at = None
+        self.first_chunk_at = None
 
     def timing(self, now: float) -> StageTiming:
         """Return this task's part of the request's time."""
@@ -198,7 +235,7 @@ class Task:
             waited_s=self.dispatched_at - self.ready_at,
             first_chunk_s=first,
             ran_s=(now if self.ended_at is None else self.ended_at) - self.dispatched_at,
-            chunks=self.produced,
+            chunks=self.earlier_chunks + self.produced,
             units=self.units,
             media_s=self.media_s,
             attempts=self.key.attempt + 1,
@@ -253,7 +290,7 @@ class Request:
         submitted: RequestSubmitted,
         plan: Plan,
         limits: Limits,
-        may_retry: Mapping[StageId, bool],
+        recovery: Mapping[StageId, Recovery],
     ) -> None:
         self.id = submitted.request
         self.channel = submitted.channel
@@ -284,7 +321,7 @@ class Request:
                 tuple(self.edges[edge.id] for edge in plan.edges_in[stage]),
                 tuple(self.edges[edge.id] for edge in plan.edges_out[stage]),
                 tuple(self.outputs[name] for name in plan.outputs[stage]),
-                may_retry=may_retry[stage],
+                recovery[stage],
             )
             for stage in plan.stages
         }

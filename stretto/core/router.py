@@ -20,9 +20,14 @@ Theory of operation
   until the source has ended. Windows over edges and outputs give the producer its send right: credit
   comes back as `InputConsumed` and `ConsumerDrained`, and goes on as `Grant`.
 
-  What a task was fed is kept until its first chunk was forwarded. Until then a death of its replica
-  costs nothing: the task is dispatched again under the next attempt number. After that the client
-  would hear a seam, and the request fails.
+  What a task was fed is kept as long as another attempt may need it (`stretto.types.Recovery`): under
+  `retry` until its first chunk was forwarded, since after that the client would hear a seam; under
+  `replay` to its end, or up to the last boundary that it named, behind which another attempt goes on.
+  A replaying attempt is told how much was forwarded and leaves that out. Until then a death of its
+  replica costs nothing: the task is dispatched again under the next attempt number.
+
+  A replica that has work shows that it goes on (`ReplicaAlive`, or anything about its tasks). One that
+  is silent becomes suspect and gets nothing new, then it is evicted like a dead one.
 
   A task that has ended wants no more input: its sources are told to stop if nobody else wants what
   they make. Such a task is *abandoned*; however it ends, that is no failure.
@@ -60,16 +65,19 @@ from stretto.core.waits import shortest_s, waits_of
 from stretto.errors import Failure, FailureKind, InvalidTransition
 from stretto.types import (
     INLINE,
+    Boundary,
     CallId,
     ChannelId,
     InputName,
     OutputName,
     PayloadRef,
     PipelineName,
+    Recovery,
     ReplicaId,
     RequestId,
     StageId,
     TaskKey,
+    weakest,
 )
 
 if TYPE_CHECKING:
@@ -117,6 +125,9 @@ An absent pair is impossible and raises. An event of a former attempt is late in
 ARCHIVED_STORIES = 256
 """Stories of ended requests that are kept for `story()`."""
 
+MAX_REPLICAS = 256
+"""Most replicas that a stage may have."""
+
 _TERMINALS = {do.Finish: "finished", do.Fail: "failed", do.Cancelled: "cancelled"}
 
 
@@ -144,6 +155,7 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     bound: int
     reserved: int
+    target: int
     replicas: tuple[tuple[ReplicaId, str], ...]
 
 
@@ -236,7 +248,9 @@ class Router:
         """Return when `DeadlinePassed` is due, in monotonic seconds; `None` if nothing waits."""
         return self._deadlines.next()
 
-    def _transition(self, event: on.AnyEvent) -> None:  # noqa: C901, PLR0912 - one arm per event
+    def _transition(  # noqa: C901, PLR0912, PLR0915 - one arm per event
+        self, event: on.AnyEvent
+    ) -> None:
         match event:
             case on.ChunkProduced():
                 self._on_chunk_produced(event)
@@ -270,12 +284,16 @@ class Router:
                 self._on_replica_progressed(event)
             case on.ReplicaReady():
                 self._on_replica_ready(event)
+            case on.ReplicaAlive():
+                self._on_replica_alive(event)
             case on.ReplicaStartFailed():
                 self._on_replica_start_failed(event)
             case on.ReplicaDied():
                 self._on_replica_died(event)
             case on.DrainRequested():
                 self._on_drain_requested(event)
+            case on.ScaleRequested():
+                self._on_scale_requested(event)
             case on.RpcRequested():
                 self._on_rpc_requested(event)
             case on.RpcAnswered():
@@ -333,7 +351,12 @@ class Router:
                     capacity=pool.capacity,
                     bound=sum(len(place.bound) for place in pool.replicas),
                     reserved=pool.reserved,
-                    replicas=tuple((place.id, place.phase.value) for place in pool.replicas),
+                    target=pool.target,
+                    replicas=tuple(
+                        (place.id, place.phase.value)
+                        for place in pool.replicas
+                        if place.is_wanted or place.phase in LIVE
+                    ),
                 )
                 for pool in self._pools.values()
             ),
@@ -342,7 +365,12 @@ class Router:
 
     def replica_states(self) -> tuple[do.ReplicaState, ...]:
         """Return where every replica stands, for a channel that has just opened."""
-        return tuple(place.state() for place in self._supervision.places())
+        places = self._supervision.places()
+        return tuple(p.state() for p in places if p.is_wanted or p.phase in LIVE)
+
+    def targets(self) -> dict[StageId, int]:
+        """Return how many replicas each stage is meant to have."""
+        return {stage: pool.target for stage, pool in self._pools.items()}
 
     # ------------------------------------------------------------------ engine and channels
 
@@ -452,8 +480,8 @@ class Router:
         return self._plans[key]
 
     def _accept(self, event: on.RequestSubmitted, plan: Plan) -> Request:
-        may_retry = {s: self._pools[s].spec.recovery == "retry" for s in plan.stages}
-        request = Request(event, plan, self._limits, may_retry)
+        recovery: dict[StageId, Recovery] = {s: self._pools[s].recovery for s in plan.stages}
+        request = Request(event, plan, self._limits, recovery)
         request.submitted_at = self._now
         longest_s = self._limits.request_timeout_s
         timeout_s = longest_s if event.timeout_s is None else min(event.timeout_s, longest_s)
@@ -565,7 +593,7 @@ class Router:
         task.has_reserved = False
         task.state = TaskState.BOUND
         task.replica = place.id
-        task.may_retry &= pool.may_retry
+        task.recovery = weakest(task.recovery, pool.recovery)
         task.dispatched_at = task.progress_at = self._now
         task.granted_chunks, task.granted_bytes = task.limits()
         request.story.add(self._now, f"{stage}: dispatched to {place.id}")
@@ -576,10 +604,14 @@ class Router:
                 pipeline=request.plan.pipeline,
                 edges=request.plan.edges_in[stage],
                 options=request.options,
+                skip_units=task.units,
+                resume=task.resume,
+                resume_units=task.resume_units,
                 chunks=task.granted_chunks,
                 bytes=task.granted_bytes,
             )
         )
+        self._supervision.watch(place, self._now)
         for edge in task.edges_in:
             self._feed(request, task, edge)
 
@@ -595,8 +627,8 @@ class Router:
             for _ in range(count):
                 self._drop(payload)
         self._must_admit = True
-        if place.phase is ReplicaPhase.DRAINING and not place.bound:
-            self._supervision.stop(place, self._now)
+        if not place.bound:
+            self._supervision.rest(place, self._now)
 
     def _place_of(self, task: Task) -> Replica:
         assert task.replica is not None
@@ -624,7 +656,7 @@ class Router:
 
     def _forward(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
         """Count a data chunk and give it to everybody who takes the task's chunks."""
-        if not event.seq:
+        if task.first_chunk_at is None:
             task.first_chunk_at = self._now
             request.story.add(self._now, f"{task.key.stage}: first chunk")
         task.count(event.payload.size_bytes, event.length, event.media_s)
@@ -636,9 +668,25 @@ class Router:
             if not edge.is_closed:
                 self._append(request, edge, event.payload)
                 self._pass_on(request, edge)
+        if event.boundary is not None:
+            self._resume_behind(request, task, event.boundary)
+        elif not event.length and task.recovery == "replay":
+            task.recovery = "retry"  # what has no length can't be left out by length
+            self._trim_unneeded(request, task)
+
+    def _resume_behind(self, request: Request, task: Task, boundary: Boundary) -> None:
+        """Let another attempt go on here; the inputs before it need not be kept."""
+        task.resume, task.resume_units = boundary, task.units
+        for edge in task.edges_in:
+            chunks, _ = boundary.edges.get(edge.id, (0, 0))
+            while edge.base < chunks:
+                self._drop_kept(request, edge)
 
     def _check_chunk(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
         is_next = event.kind == "preview" or (event.seq == task.produced and task.has_credit)
+        if event.boundary is not None:
+            reached = event.boundary.edges
+            is_next &= all(reached.get(e.id, (0, 0))[0] <= e.fed for e in task.edges_in)
         if task.state is not TaskState.BOUND or not is_next:
             raise self._impossible(
                 f"{event.task} produced chunk {event.seq} while {task.state.value}; its next is "
@@ -709,15 +757,20 @@ class Router:
         if edge.has_ended and edge.fed == edge.produced and not edge.close_sent:
             edge.close_sent = True
             self._out.append(do.CloseInput(replica=task.replica, task=task.key, edge=edge.id))
-        if not task.may_retry:
+        if not task.may_repeat:
             self._trim(request, edge)
 
     def _forwarded(self, request: Request, task: Task) -> None:
-        """Note that a chunk of the task has left: it can't be repeated, so its inputs need not be kept."""
-        if task.has_forwarded:
+        """Note that a chunk of the task has left; if it can't be repeated now, its inputs go."""
+        if not task.has_forwarded:
+            task.has_forwarded = True
+            self._trim_unneeded(request, task)
+
+    def _trim_unneeded(self, request: Request, task: Task) -> None:
+        """Drop the inputs of a task that can't be repeated."""
+        if task.may_repeat:
             return
-        task.has_forwarded = True
-        task.may_retry = False
+        task.keeps_inputs = False
         for edge in task.edges_in:
             self._trim(request, edge)
 
@@ -727,8 +780,7 @@ class Router:
             self._drop_kept(request, edge)
 
     def _drop_kept(self, request: Request, edge: EdgeFlow) -> None:
-        payload = edge.chunks.popleft()
-        edge.base += 1
+        payload = edge.drop_first()
         request.kept_bytes -= payload.size_bytes
         self._drop(payload)
 
@@ -737,15 +789,19 @@ class Router:
             self._drop_kept(request, edge)
 
     def _relieve(self, request: Request) -> None:
-        """Give up retries to stay within the retention budget; if that is not enough, the request."""
-        for task in request.tasks.values():
-            if task.state is TaskState.BOUND and task.may_retry:
-                task.may_retry = False
+        """Give up repeating tasks, the greediest first, to stay within the retention budget.
+
+        If that is not enough, the request fails.
+        """
+        greedy = [task for task in request.tasks.values() if task.fed_kept_bytes]
+        greedy.sort(key=lambda task: -task.fed_kept_bytes)
+        for task in greedy:
+            if request.kept_bytes > self._limits.retention_bytes:
+                task.keeps_inputs = False
+                self._trim_unneeded(request, task)
                 request.story.add(
-                    self._now, f"{task.key.stage}: inputs too large to keep for a retry"
+                    self._now, f"{task.key.stage}: inputs too large to keep for another attempt"
                 )
-                for edge in task.edges_in:
-                    self._trim(request, edge)
         if request.kept_bytes > self._limits.retention_bytes:
             self._fail(
                 request,
@@ -1028,9 +1084,23 @@ class Router:
             raise self._impossible(
                 f"{event.replica} is ready with {event.slots} slots while {place.phase.value}"
             )
-        self._supervision.ready(place, event.slots, may_retry=event.may_retry)
+        place.max_step_s = event.max_step_s
+        self._supervision.ready(place, event.slots, event.recovery)
         self._calls.learn(place.id, event.methods)
         self._must_admit = True
+
+    def _on_replica_alive(self, event: on.ReplicaAlive) -> None:
+        place = self._supervision.live(event.replica)
+        if place is None or not place.bound:
+            self._late()
+        elif event.step_age_s > place.max_step_s:
+            self._evict(
+                place,
+                f"one step has run for {event.step_age_s:.0f} s; its backend allows "
+                f"{place.max_step_s:g} s (`max_step_s`)",
+            )
+        else:
+            self._must_admit |= self._supervision.alive(place, self._now)
 
     def _on_replica_start_failed(self, event: on.ReplicaStartFailed) -> None:
         place = self._supervision.live(event.replica)
@@ -1053,9 +1123,52 @@ class Router:
         place = self._supervision.live(event.replica)
         if place is None or place.phase is ReplicaPhase.DRAINING:
             self._late()
+            self._answer_order(event, _no_such_replica(event.replica))
             return
-        self._supervision.drain(place, self._now)
+        if event.replace and not self._is_stopping:
+            self._supervision.replace(place, self._now)
+        else:
+            self._supervision.drain(place, self._now)
         self._must_admit = True
+        self._answer_order(event)
+
+    def _on_scale_requested(self, event: on.ScaleRequested) -> None:
+        failure = self._unscalable(event)
+        if failure is None:
+            self._supervision.scale(event.stage, event.replicas, self._now)
+            self._must_admit = True
+        self._answer_order(event, failure)
+
+    def _unscalable(self, event: on.ScaleRequested) -> Failure | None:
+        """Return why a stage can't have so many replicas."""
+        if event.stage not in self._pools:
+            return Failure(
+                kind=FailureKind.INVALID_REQUEST,
+                detail=f"there is no stage {event.stage!r}; this server has: {', '.join(self._pools)}",
+                param="stage",
+            )
+        if not 0 <= event.replicas <= MAX_REPLICAS:
+            return Failure(
+                kind=FailureKind.INVALID_REQUEST,
+                detail=f"{event.replicas} replicas of {event.stage}: use 0 to {MAX_REPLICAS}",
+                param="replicas",
+            )
+        if self._is_stopping or not self._has_started:
+            return Failure(
+                kind=FailureKind.OVERLOADED,
+                detail="the server starts or stops at this moment",
+                code="server_shutting_down",
+                retry_after_s=1.0,
+            )
+        return None
+
+    def _answer_order(
+        self, event: on.DrainRequested | on.ScaleRequested, failure: Failure | None = None
+    ) -> None:
+        if event.channel is not None and event.channel in self._channels:
+            self._out.append(
+                do.AnswerOrder(channel=event.channel, number=event.number, failure=failure)
+            )
 
     def _evict(self, place: Replica, reason: str, *, for_good: bool = False) -> None:
         """A process is gone, or must go: plan its successor, and repeat or fail what it held."""
@@ -1093,10 +1206,14 @@ class Router:
                     where=str(replica),
                 ),
             )
-        elif task.may_retry:
+        elif task.may_repeat:
             self._repeat(request, task)
         else:
-            why = "after it had sent output" if task.has_forwarded else "and this can't be repeated"
+            why = (
+                "after it had sent output"
+                if task.has_forwarded and task.recovery == "retry"
+                else "and this can't be repeated"
+            )
             self._fail(
                 request,
                 Failure(
@@ -1108,11 +1225,13 @@ class Router:
             )
 
     def _repeat(self, request: Request, task: Task) -> None:
-        """Dispatch a task again under the next attempt number, with its inputs from the beginning."""
+        """Dispatch a task again under the next attempt number; keep what it did if that comes again."""
         self._count("retried")
-        for edge in task.edges_out:
-            self._drop_all_kept(request, edge)
-        task.restart()
+        if task.recovery != "replay":
+            for edge in task.edges_out:
+                self._drop_all_kept(request, edge)
+            task.forget_output()
+        task.repeat()
         task.state = TaskState.READY
         task.ready_at = self._now
         task.has_reserved = True
@@ -1168,7 +1287,12 @@ class Router:
                     f"did not end an exclusive call within {self._limits.drain_timeout_s:g} s after "
                     "its deadline",
                 )
-            case DeadlineKind.START | DeadlineKind.RESTART | DeadlineKind.DRAIN:
+            case (
+                DeadlineKind.START
+                | DeadlineKind.PROGRESS
+                | DeadlineKind.RESTART
+                | DeadlineKind.DRAIN
+            ):
                 assert isinstance(what, ReplicaId)
                 self._expire_place(kind, self._supervision.place_of(what))
             case _:
@@ -1198,8 +1322,20 @@ class Router:
                 f"showed no progress for {timeout_s:g} s while starting",
                 for_good=not self._pools[place.id.stage].was_ready,
             )
+        elif kind is DeadlineKind.PROGRESS:
+            self._look_after(place)
         else:
             self._evict(place, f"did not drain within {self._limits.drain_timeout_s:g} s")
+
+    def _look_after(self, place: Replica) -> None:
+        """Suspect or evict a replica that has work and does not go on, or see when to look again."""
+        tasks = [self._requests[key.request].tasks[key.stage] for key in place.bound]
+        working = [task.progress_at for task in tasks if task.has_work and task.has_credit]
+        silent_since = max(place.alive_at, *(task.progress_at for task in tasks))
+        if self._supervision.is_overdue(place, silent_since, self._now, has_work=bool(working)):
+            timeout_s = self._pools[place.id.stage].spec.progress_timeout_s
+            self._evict(place, f"had work and showed no progress for {timeout_s:g} s")
+        self._must_admit = True
 
     def _check_waits(self, request: Request) -> None:
         """End a request whose wait is over, or look again when the next of its waits may be."""
@@ -1315,6 +1451,8 @@ class Router:
             assert place.phase in LIVE or not place.bound, (
                 f"{place.id}: holds tasks without a process"
             )
+            is_watched = self._deadlines.has(DeadlineKind.PROGRESS, place.id)
+            assert is_watched == bool(place.bound), f"{place.id}: progress deadline"
             waits = place.phase in (ReplicaPhase.DEAD, ReplicaPhase.PARKED)
             has_deadline = self._deadlines.has(DeadlineKind.RESTART, place.id)
             assert has_deadline == waits, f"{place.id}: restart deadline"
@@ -1406,6 +1544,15 @@ def _shutting_down() -> Failure:
         detail="the server is shutting down",
         code="server_shutting_down",
         retry_after_s=1.0,
+    )
+
+
+def _no_such_replica(replica: ReplicaId) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"replica {replica} is gone or leaves already",
+        param="replica",
+        code="replica_not_found",
     )
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from stretto.core.commands import ReplicaState
-from stretto.types import IncarnationNumber, ReplicaId, StageId, TaskKey
+from stretto.types import IncarnationNumber, Recovery, ReplicaId, StageId, TaskKey, weakest
 
 if TYPE_CHECKING:
     from stretto.core.events import Affinity
@@ -24,6 +24,7 @@ class ReplicaPhase(Enum):
     STARTING = "starting"  # a process was asked for; no hello yet
     LOADING = "loading"  # it has said hello
     READY = "ready"  # it takes tasks: readable and assignable
+    SUSPECT = "suspect"  # it has work and does not go on: readable, not assignable
     CALLING = "calling"  # an exclusive call waits for its tasks, or runs: readable, not assignable
     ASLEEP = "asleep"  # a call has put it to sleep: not assignable until another call wakes it
     DRAINING = "draining"  # it finishes what it has: readable, not assignable
@@ -40,11 +41,32 @@ LIVE = frozenset(
         ReplicaPhase.STARTING,
         ReplicaPhase.LOADING,
         ReplicaPhase.READY,
+        ReplicaPhase.SUSPECT,
         ReplicaPhase.CALLING,
         ReplicaPhase.ASLEEP,
         ReplicaPhase.DRAINING,
     }
 )
+
+
+_WORTH = {
+    phase: rank
+    for rank, phase in enumerate(
+        (
+            ReplicaPhase.STOPPED,
+            ReplicaPhase.PARKED,
+            ReplicaPhase.DEAD,
+            ReplicaPhase.STARTING,
+            ReplicaPhase.LOADING,
+            ReplicaPhase.ASLEEP,
+            ReplicaPhase.SUSPECT,
+            ReplicaPhase.CALLING,
+            ReplicaPhase.DRAINING,
+            ReplicaPhase.READY,
+        )
+    )
+}
+"""Of two places, which one a shrinking stage would rather keep."""
 
 
 class Replica:
@@ -56,14 +78,18 @@ class Replica:
         slots: How many tasks the process holds at a time, from its `Ready`.
         bound: The tasks it holds, until their end or its death.
         has_worked: The present process has finished a task.
+        alive_at: When the present process last told that it goes on; monotonic seconds.
+        max_step_s: How long one step of its backend may take.
         deaths: Times of deaths of processes that finished no task, for the breaker.
         deaths_in_row: Deaths since the last finished task, for the back-off.
         reason: Why the last process died.
         detail: What it is doing or why it is not there, for people.
         fraction: How far loading is.
+        is_wanted: It counts towards the stage's target; else it leaves, or has left.
     """
 
     __slots__ = (
+        "alive_at",
         "bound",
         "deaths",
         "deaths_in_row",
@@ -71,6 +97,8 @@ class Replica:
         "fraction",
         "has_worked",
         "id",
+        "is_wanted",
+        "max_step_s",
         "phase",
         "reason",
         "slots",
@@ -82,11 +110,19 @@ class Replica:
         self.slots = 0
         self.bound: dict[TaskKey, None] = {}
         self.has_worked = False
+        self.alive_at = 0.0
+        self.max_step_s = 0.0
         self.deaths: deque[float] = deque()
         self.deaths_in_row = 0
         self.reason = ""
         self.detail = ""
         self.fraction = 0.0
+        self.is_wanted = True
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether it can hold one more task."""
+        return len(self.bound) < self.slots
 
     def state(self) -> ReplicaState:
         """Return what people and health checks may know."""
@@ -97,6 +133,10 @@ class Replica:
     def did_work(self) -> None:
         """Record a finished task: the place is sound."""
         self.has_worked = True
+        self.forget_deaths()
+
+    def forget_deaths(self) -> None:
+        """Start counting deaths anew."""
         self.deaths.clear()
         self.deaths_in_row = 0
 
@@ -134,7 +174,7 @@ class Pool:
         free: Those of them that hold no task.
         reserved: Slots promised to running requests that are not bound here yet.
         was_ready: Some replica has been ready in this life of the engine.
-        may_retry: No backend of this stage has said that its tasks can't be repeated.
+        recovery: The most that may be done with tasks of this stage after a death.
         empty_since: When the last ready replica was lost, if there is none; monotonic seconds.
     """
 
@@ -145,7 +185,7 @@ class Pool:
         self.free = 0
         self.reserved = 0
         self.was_ready = False
-        self.may_retry = True
+        self.recovery: Recovery = spec.recovery
         self.empty_since = 0.0
         self._turn = 0
         self._homes: OrderedDict[str, ReplicaId] = OrderedDict()
@@ -156,6 +196,26 @@ class Pool:
             return None
         place = self.replicas[replica.slot]
         return place if place.id == replica and place.phase in LIVE else None
+
+    @property
+    def target(self) -> int:
+        """Return how many replicas the stage is meant to have."""
+        return sum(place.is_wanted for place in self.replicas)
+
+    def vacancy(self) -> Replica:
+        """Return a wanted place without a process: one that was left, or a new one."""
+        for place in self.replicas:
+            if not place.is_wanted and place.phase is ReplicaPhase.STOPPED:
+                place.is_wanted = True
+                place.forget_deaths()
+                return place
+        self.replicas.append(Replica(self.spec.id, len(self.replicas)))
+        return self.replicas[-1]
+
+    def surplus(self) -> Replica:
+        """Return the wanted place that is missed least: without a process, loading, with the least work."""
+        wanted = [place for place in self.replicas if place.is_wanted]
+        return min(wanted, key=lambda p: (_WORTH[p.phase], len(p.bound), -p.id.slot))
 
     @property
     def room(self) -> int:
@@ -186,17 +246,16 @@ class Pool:
         """
         if affinity is not None and affinity.key in self._homes:
             home = self.find(self._homes[affinity.key])
-            if home is not None and home.phase is not ReplicaPhase.DRAINING:
-                if home.phase is ReplicaPhase.READY and len(home.bound) < home.slots:
-                    return home
-                if affinity.mode == "require":
-                    return None
+            if home is not None and home.phase is ReplicaPhase.READY and home.has_room:
+                return home
+            if affinity.mode == "require":
+                return None
         best: Replica | None = None
         count = len(self.replicas)
         self._turn += 1
         for offset in range(count):
             place = self.replicas[(self._turn + offset) % count]
-            if place.phase is not ReplicaPhase.READY or len(place.bound) >= place.slots:
+            if place.phase is not ReplicaPhase.READY or not place.has_room:
                 continue
             if best is None or len(place.bound) < len(best.bound):
                 best = place
@@ -212,17 +271,15 @@ class Pool:
         place.has_worked = False
         return place.id
 
-    def become_ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
-        """Count the place's slots in; `may_retry` is what its backend says."""
-        place.phase = ReplicaPhase.READY
+    def become_ready(self, place: Replica, slots: int, recovery: Recovery) -> None:
+        """Take a place that has loaded; `recovery` is what its backend allows."""
         place.slots = slots
-        self.capacity += slots
-        self.free += slots
         self.was_ready = True
-        self.may_retry &= may_retry
+        self.recovery = weakest(self.recovery, recovery)
+        self.enter_ready(place)
 
-    def become_ready_again(self, place: Replica) -> None:
-        """Count in a place's slots that were counted out for an exclusive call."""
+    def enter_ready(self, place: Replica) -> None:
+        """Count the place's slots in."""
         place.phase = ReplicaPhase.READY
         self.capacity += place.slots
         self.free += place.slots - len(place.bound)

@@ -1,7 +1,9 @@
 """Keeps each stage at its number of processes: starts, watches, replaces and retires them.
 
     StartReplica ──► STARTING ──Joined──► LOADING ──Ready──► READY ──DrainRequested──► DRAINING
-                        │                    │                 │                          │
+                        │                    │               │ ▲ │                        │
+                        │                    │         silent▼ │ │                        │
+                        │                    │              SUSPECT                       │
                         └────────────────────┴──── death ──────┘                    idle, death
                                                │                                          │
     StartReplica ◄──back-off, re-arm── DEAD or PARKED                                  STOPPED
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stretto.core.graph import Deployment
-    from stretto.types import ReplicaId, StageId
+    from stretto.types import Recovery, ReplicaId, StageId
 
 
 class Supervision:
@@ -30,7 +32,8 @@ class Supervision:
 
     Args:
         deployment: Which stages there are, and the limits.
-        deadlines: Shared with the router; this machine owns the kinds `START`, `RESTART` and `DRAIN`.
+        deadlines: Shared with the router; this machine owns the kinds `START`, `PROGRESS`,
+            `RESTART` and `DRAIN`.
         out: Where commands are appended.
     """
 
@@ -73,10 +76,10 @@ class Supervision:
         self._watch_start(place, now)
         self._announce(place, what, fraction)
 
-    def ready(self, place: Replica, slots: int, *, may_retry: bool) -> None:
+    def ready(self, place: Replica, slots: int, recovery: Recovery) -> None:
         """The process takes tasks."""
         self._deadlines.clear(DeadlineKind.START, place.id)
-        self.pools[place.id.stage].become_ready(place, slots, may_retry=may_retry)
+        self.pools[place.id.stage].become_ready(place, slots, recovery)
         self._announce(place, fraction=1.0)
 
     def hold_back(self, place: Replica, now: float) -> None:
@@ -89,16 +92,89 @@ class Supervision:
         if is_asleep:
             place.phase = ReplicaPhase.ASLEEP
         else:
-            self.pools[place.id.stage].become_ready_again(place)
+            self.pools[place.id.stage].enter_ready(place)
         self._announce(place, fraction=1.0)
+
+    def watch(self, place: Replica, now: float) -> None:
+        """The process has got a task: it must show that it goes on."""
+        if len(place.bound) == 1:
+            place.alive_at = now
+            self._deadlines.set(DeadlineKind.PROGRESS, place.id, now + self._suspect_s(place))
+
+    def alive(self, place: Replica, now: float) -> bool:
+        """The process goes on; return whether it may be given work again."""
+        place.alive_at = now
+        if place.phase is not ReplicaPhase.SUSPECT:
+            return False
+        self.pools[place.id.stage].enter_ready(place)
+        self._deadlines.set(DeadlineKind.PROGRESS, place.id, now + self._suspect_s(place))
+        self._announce(place, fraction=1.0)
+        return True
+
+    def is_overdue(
+        self, place: Replica, silent_since: float, now: float, *, has_work: bool
+    ) -> bool:
+        """Say whether a process has been silent for too long; suspect it in good time before."""
+        timeout_s = self.pools[place.id.stage].spec.progress_timeout_s
+        if has_work and now >= silent_since + timeout_s:
+            return True
+        look_at = silent_since + self._suspect_s(place)
+        if has_work and now >= look_at:
+            look_at = silent_since + timeout_s
+            if place.phase is ReplicaPhase.READY:
+                self.pools[place.id.stage].leave_ready(place, ReplicaPhase.SUSPECT, now)
+                self._announce(place, f"silent for {now - silent_since:.1f} s")
+        elif place.phase is ReplicaPhase.SUSPECT:
+            self.alive(place, place.alive_at)
+        if look_at <= now:
+            look_at = now + self._suspect_s(place)
+        self._deadlines.set(DeadlineKind.PROGRESS, place.id, look_at)
+        return False
+
+    def rest(self, place: Replica, now: float) -> None:
+        """The process has no task any more; one that drains may go."""
+        self._deadlines.clear(DeadlineKind.PROGRESS, place.id)
+        if place.phase is ReplicaPhase.DRAINING:
+            self.stop(place, now)
+        elif place.phase is ReplicaPhase.SUSPECT:
+            self.alive(place, now)
+            self._deadlines.clear(DeadlineKind.PROGRESS, place.id)
+
+    def _suspect_s(self, place: Replica) -> float:
+        return self.pools[place.id.stage].spec.progress_timeout_s / 3
+
+    def scale(self, stage: StageId, replicas: int, now: float) -> None:
+        """Start or drain processes until the stage has its new number."""
+        pool = self.pools[stage]
+        while pool.target < replicas:
+            self._grow(pool, now)
+        while pool.target > replicas:
+            self.drain(pool.surplus(), now)
+
+    def replace(self, place: Replica, now: float) -> None:
+        """Drain a process whose successor starts at once, in another place."""
+        self._grow(self.pools[place.id.stage], now)
+        self.drain(place, now)
+
+    def _grow(self, pool: Pool, now: float) -> None:
+        self.start(pool.vacancy(), now)
+        self._out.append(do.AnnounceTarget(stage=pool.spec.id, replicas=pool.target))
 
     def drain(self, place: Replica, now: float) -> None:
         """Give the process nothing new, and let it leave when it has nothing left."""
-        self.pools[place.id.stage].leave_ready(place, ReplicaPhase.DRAINING, now)
-        self._announce(place)
+        place.is_wanted = False
+        pool = self.pools[place.id.stage]
+        self._out.append(do.AnnounceTarget(stage=place.id.stage, replicas=pool.target))
+        if place.phase not in LIVE:
+            place.phase = ReplicaPhase.STOPPED
+            self._clear_deadlines(place)
+            self._announce(place)
+            return
+        pool.leave_ready(place, ReplicaPhase.DRAINING, now)
         if not place.bound:
             self.stop(place, now)
             return
+        self._announce(place)
         self._deadlines.set(DeadlineKind.DRAIN, place.id, now + self._limits.drain_timeout_s)
         self._out.append(do.DrainReplica(replica=place.id))
 
@@ -135,7 +211,12 @@ class Supervision:
         self._deadlines.set(DeadlineKind.START, place.id, now + timeout_s)
 
     def _clear_deadlines(self, place: Replica) -> None:
-        for kind in (DeadlineKind.START, DeadlineKind.DRAIN, DeadlineKind.RESTART):
+        for kind in (
+            DeadlineKind.START,
+            DeadlineKind.PROGRESS,
+            DeadlineKind.DRAIN,
+            DeadlineKind.RESTART,
+        ):
             self._deadlines.clear(kind, place.id)
 
     def _announce(self, place: Replica, detail: str = "", fraction: float = 0.0) -> None:

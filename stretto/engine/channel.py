@@ -54,6 +54,7 @@ from stretto.types import (
     RequestId,
     RunId,
     SessionId,
+    StageId,
     Value,
 )
 
@@ -317,6 +318,34 @@ class Channel:
             Overloaded: Too many questions wait for their answers.
             InvalidRequest: There is nothing by that name.
         """
+        return await self._answer(lambda number: wire.Ask(number, topic, argument), timeout_s)
+
+    async def scale(
+        self, stage: StageId, replicas: int, *, timeout_s: float = ASK_TIMEOUT_S
+    ) -> None:
+        """Have a stage get so many replicas; return when the order is taken, not when it is done.
+
+        Raises:
+            EngineDead: The channel has ended, now or while waiting.
+            DeadlineExceeded: No answer came in time.
+            Overloaded: The server starts or stops.
+            InvalidRequest: There is no such stage, or it can't have so many.
+        """
+        await self._answer(lambda number: wire.Scale(number, stage, replicas), timeout_s)
+
+    async def drain(
+        self, replica: ReplicaId, *, replace: bool, timeout_s: float = ASK_TIMEOUT_S
+    ) -> None:
+        """Have a replica finish what it has and leave; return when the order is taken.
+
+        Raises:
+            EngineDead: The channel has ended, now or while waiting.
+            DeadlineExceeded: No answer came in time.
+            InvalidRequest: It is gone, or leaves already.
+        """
+        await self._answer(lambda number: wire.Drain(number, replica, replace), timeout_s)
+
+    async def _answer(self, message: Callable[[int], wire.Up], timeout_s: float) -> str:
         self._check_usable()
         if len(self._asks) >= MAX_ASKS:
             raise Overloaded(f"{MAX_ASKS} questions wait for their answers.", code="queue_full")
@@ -324,7 +353,7 @@ class Channel:
         number = self._asked
         answer = self._asks[number] = self._loop.create_future()
         try:
-            self._send(wire.Ask(number, topic, argument))
+            self._send(message(number))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
@@ -481,6 +510,8 @@ class Channel:
                 self._wake()
             case wire.StageNotice(stage=stage, facts=facts):
                 self._readiness.stage(stage, facts)
+            case wire.TargetNotice(stage=stage, replicas=replicas):
+                self._readiness.target(stage, replicas)
             case wire.Answer():
                 self._on_answer(message)
             case wire.CallAnswered():

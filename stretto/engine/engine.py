@@ -22,7 +22,7 @@ from stretto.engine.payloads import input_values
 from stretto.engine.readiness import Readiness
 from stretto.engine.stream import Stream
 from stretto.errors import EngineDead, InvalidRequest, StartFailed
-from stretto.types import Payload, RequestId, RunId, Value
+from stretto.types import Payload, ReplicaId, RequestId, RunId, StageId, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -293,6 +293,32 @@ class Engine:
         return await self._started.channel.call(
             method, stages=stages, arguments=arguments, timeout_s=timeout_s
         )
+
+    async def scale(self, stage: str, replicas: int) -> None:
+        """Have a stage get so many replicas; those too many finish their work first.
+
+        Returns when the order is taken; `readiness` shows how far it is carried out.
+
+        Raises:
+            EngineDead: The engine is not running at this moment.
+            DeadlineExceeded: No answer came in time.
+            InvalidRequest: There is no such stage, or it can't have so many.
+        """
+        await self._started.channel.scale(StageId(stage), replicas)
+
+    async def drain(self, replica: ReplicaId, *, replace: bool = False) -> None:
+        """Have a replica take nothing new, finish what it has, and leave.
+
+        Args:
+            replica: Which one; `readiness` knows them.
+            replace: Another one starts at once, so that the stage keeps its number.
+
+        Raises:
+            EngineDead: The engine is not running at this moment.
+            DeadlineExceeded: No answer came in time.
+            InvalidRequest: It is gone, or leaves already.
+        """
+        await self._started.channel.drain(replica, replace=replace)
 
     def report(self, message: HttpDone) -> None:
         """Tell the engine something for its metrics; never waits."""

@@ -70,6 +70,10 @@ class Readiness:
         self._facts[stage] = facts
         self._been_ready.add(stage)
 
+    def target(self, stage: StageId, replicas: int) -> None:
+        """Take note of how many replicas a stage is meant to have."""
+        self._targets[stage] = replicas
+
     @property
     def stages(self) -> tuple[StageView, ...]:
         """All stages as they stand now."""

@@ -111,7 +111,23 @@ class HttpDone(_Message, frozen=True, tag=7):
     first_audio_s: float | None = None
 
 
-class Call(_Message, frozen=True, tag=8):
+class Scale(_Message, frozen=True, tag=8):
+    """An operator's order; answered by `Answer` of the same number, counted with those of `Ask`."""
+
+    number: int
+    stage: StageId
+    replicas: int
+
+
+class Drain(_Message, frozen=True, tag=9):
+    """An operator's order; see `stretto.core.events.DrainRequested`. Answered like `Scale`."""
+
+    number: int
+    replica: ReplicaId
+    replace: bool
+
+
+class Call(_Message, frozen=True, tag=10):
     """Have a method called at replicas; answered by `CallAnswered` of the same number.
 
     Attributes:
@@ -230,6 +246,13 @@ class StageNotice(_Message, frozen=True, tag=40):
     facts: StageFacts
 
 
+class TargetNotice(_Message, frozen=True, tag=44):
+    """A stage is meant to have another number of replicas now."""
+
+    stage: StageId
+    replicas: int
+
+
 class Fatal(_Message, frozen=True, tag=41):
     """The orchestrator has crashed; every open request ends with this."""
 
@@ -248,7 +271,7 @@ class Answer(_Message, frozen=True, tag=43):
     failure: Failure | None = None
 
 
-class CallAnswered(_Message, frozen=True, tag=44):
+class CallAnswered(_Message, frozen=True, tag=45):
     """The answer to a `Call`: what came of it at each replica, or why it failed as a whole."""
 
     number: int
@@ -256,7 +279,7 @@ class CallAnswered(_Message, frozen=True, tag=44):
     failure: Failure | None = None
 
 
-Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone | Call
+Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone | Scale | Drain | Call
 Down: TypeAlias = (
     Welcome
     | Output
@@ -267,6 +290,7 @@ Down: TypeAlias = (
     | AbortAcknowledged
     | ReplicaNotice
     | StageNotice
+    | TargetNotice
     | Fatal
     | Closing
     | Answer

@@ -14,11 +14,13 @@ from stretto.core.graph import EdgeSpec
 from stretto.errors import Failure
 from stretto.types import (
     INLINE,
+    Boundary,
     CallClass,
     CallId,
     EdgeId,
     PayloadRef,
     PipelineName,
+    Recovery,
     ReplicaId,
     RunId,
     TaskKey,
@@ -64,14 +66,16 @@ class StageFacts(_Message, frozen=True, tag=3):
         unit: What chunk lengths count.
         media: For example `{"rate_hz": 24000, "channels": 1, "format": "s16le"}`.
         voices: Names that requests may ask for; empty if the stage has none.
-        recovery: `retry` or `fail`.
+        recovery: The most that may be done with its tasks after a death.
+        max_step_s: How long one step may take; a longer one has hung.
     """
 
     kind: str
     unit: str
     media: dict[str, int | float | str]
     voices: tuple[str, ...]
-    recovery: Literal["retry", "fail"]
+    recovery: Recovery
+    max_step_s: float
 
 
 class Ready(_Message, frozen=True, tag=4):
@@ -104,7 +108,7 @@ class Produced(_Message, frozen=True, tag=6):
     length: int
     kind: Literal["data", "preview"]
     media_s: float
-    boundary: bytes | None = None
+    boundary: Boundary | None = None
 
 
 class Consumed(_Message, frozen=True, tag=7):
@@ -130,7 +134,13 @@ class Ended(_Message, frozen=True, tag=9):
     failure: Failure | None = None
 
 
-class CallAnswered(_Message, frozen=True, tag=10):
+class Alive(_Message, frozen=True, tag=10):
+    """This process reacts and holds tasks; its present step has run for `step_age_s` seconds."""
+
+    step_age_s: float
+
+
+class CallAnswered(_Message, frozen=True, tag=11):
     """A method has run.
 
     Attributes:
@@ -163,6 +173,13 @@ class Open(_Message, frozen=True, tag=33):
     skip_units: int
     chunks: int
     bytes: int
+    resume: Boundary | None = None
+    resume_units: int = 0
+
+    @property
+    def left_out_units(self) -> int:
+        """Return how many of the first units that this attempt makes are not to be sent."""
+        return self.skip_units - self.resume_units
 
 
 class Feed(_Message, frozen=True, tag=34):
@@ -222,7 +239,16 @@ class Call(_Message, frozen=True, tag=40):
 
 
 Up: TypeAlias = (
-    Hello | LoadProgress | Ready | StartFailed | Produced | Consumed | Viewed | Ended | CallAnswered
+    Hello
+    | LoadProgress
+    | Ready
+    | StartFailed
+    | Produced
+    | Consumed
+    | Viewed
+    | Ended
+    | Alive
+    | CallAnswered
 )
 Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain | Call
 

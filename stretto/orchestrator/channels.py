@@ -225,7 +225,7 @@ class Channels:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(  # noqa: PLR0911 - one arm each
+    def _event(  # noqa: C901, PLR0911 - one arm each
         self, peer: Peer, message: channel.Up, body: memoryview, now: float
     ) -> on.AnyEvent | None:
         """Return the event that a message is; one that changes nothing is dealt with here."""
@@ -253,6 +253,14 @@ class Channels:
             case channel.Ask():
                 peer.connection.send(self._answers.answer(message, now))
                 return None
+            case channel.Scale(number=number, stage=stage, replicas=replicas):
+                return on.ScaleRequested(
+                    now=now, stage=stage, replicas=replicas, channel=peer.name, number=number
+                )
+            case channel.Drain(number=number, replica=replica, replace=replace):
+                return on.DrainRequested(
+                    now=now, replica=replica, replace=replace, channel=peer.name, number=number
+                )
             case channel.HttpDone():
                 self._answers.http_done(message)
                 return None

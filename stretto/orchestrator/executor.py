@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from stretto.orchestrator.payloads import PayloadTable
 
 
+ALIVE_PER_TIMEOUT = 6
+"""How often a replica that holds tasks tells that it goes on, per progress timeout."""
+
+
 class Executor:
     """Executes commands in the order they come; synchronous and total.
 
@@ -56,7 +60,9 @@ class Executor:
         self._on_exit = on_exit
         self._stages = {stage.id: stage for stage in spec.settings.stages}
 
-    def execute(self, command: do.AnyCommand) -> None:  # noqa: C901, PLR0912 - one arm per command
+    def execute(  # noqa: C901, PLR0912, PLR0915 - one arm per command
+        self, command: do.AnyCommand
+    ) -> None:
         """Carry out one command."""
         match command:
             case do.Emit():
@@ -91,6 +97,11 @@ class Executor:
                 self._channels.send(command.channel, message)
             case do.Announce():
                 self._channels.broadcast(channel.ReplicaNotice(command.state))
+            case do.AnnounceTarget():
+                self._channels.broadcast(channel.TargetNotice(command.stage, command.replicas))
+            case do.AnswerOrder():
+                answer = channel.Answer(command.number, "", command.failure)
+                self._channels.send(command.channel, answer)
             case do.StartReplica():
                 self._start(command.replica)
             case do.DrainReplica():
@@ -152,6 +163,8 @@ class Executor:
             command.skip_units,
             command.chunks,
             command.bytes,
+            command.resume,
+            command.resume_units,
         )
         found.send(message, body)
 
@@ -178,6 +191,8 @@ class Executor:
                 options=stage.options,
                 runtime={
                     "slots": stage.slots,
+                    "recovery": stage.recovery,
+                    "alive_every_s": stage.progress_timeout_s / ALIVE_PER_TIMEOUT,
                     "max_batch": stage.max_batch,
                     "max_wait_ms": stage.max_wait_ms,
                     "threads": stage.threads,

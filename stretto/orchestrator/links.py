@@ -273,7 +273,7 @@ class Links:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(  # noqa: PLR0911 - one arm per message
+    def _event(  # noqa: C901, PLR0911 - one arm per message
         self, source: Link, message: link.Up, body: memoryview, now: float
     ) -> on.AnyEvent:
         """Check a message against what this replica may say, and make an event of it.
@@ -304,6 +304,8 @@ class Links:
             case link.StartFailed():
                 _check_loading(source)
                 return on.ReplicaStartFailed(now=now, replica=source.replica, reason=message.reason)
+            case link.Alive(step_age_s=age_s):
+                return on.ReplicaAlive(now=now, replica=source.replica, step_age_s=age_s)
             case link.CallAnswered():
                 return self._answered(source, message, now)
             case link.Hello():
@@ -321,7 +323,8 @@ class Links:
             now=now,
             replica=source.replica,
             slots=message.slots,
-            may_retry=message.facts.recovery == "retry",
+            recovery=message.facts.recovery,
+            max_step_s=message.facts.max_step_s,
             methods=tuple(message.methods.items()),
         )
 
@@ -368,6 +371,7 @@ class Links:
             length=message.length,
             kind=message.kind,
             media_s=message.media_s,
+            boundary=message.boundary,
         )
 
 

@@ -192,5 +192,5 @@ class Orchestrator:
                 for pipeline in deployment.pipelines
             ),
             self._router.replica_states(),
-            {stage.id: stage.replicas for stage in deployment.stages},
+            self._router.targets(),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,7 @@ class ComputeThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._begun_at: float | None = None
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="stretto-compute", daemon=True).start()
 
@@ -49,6 +51,12 @@ class ComputeThread:
         self._queue.put(run)
         return future
 
+    @property
+    def step_age_s(self) -> float:
+        """How long the present work has been running, in seconds; 0 if there is none."""
+        begun_at = self._begun_at
+        return 0.0 if begun_at is None else time.monotonic() - begun_at
+
     def report(self, callback: Callable[..., None], *args: object) -> None:
         """Call back on the loop, from within work."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -60,7 +68,9 @@ class ComputeThread:
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
+            self._begun_at = time.monotonic()
             work()
+            self._begun_at = None
             del work  # it may hold views of payloads, and the next wait is long
 
 

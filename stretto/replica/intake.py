@@ -7,20 +7,29 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from stretto.backends.contract import Adapter, Input, Task
 from stretto.backends.loading import adapter_factory
 from stretto.errors import PayloadLost
 from stretto.transport import codec
-from stretto.types import INLINE, EdgeId, Payload, PayloadRef
+from stretto.types import INLINE, Boundary, EdgeId, Payload, PayloadRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stretto.core.graph import EdgeSpec
     from stretto.messages.link import Open
     from stretto.replica.tasks import Arrival
     from stretto.transport.payload_store import Mapped, PayloadReader
+
+
+class _Made(NamedTuple):
+    """An input, its edge, and how many chunks of that are used up with it."""
+
+    edge: EdgeSpec
+    up_to: int
+    input: Input
 
 
 class AdapterShop:
@@ -55,6 +64,9 @@ class Intake:
 
     Attributes:
         pending: Inputs that were made and not yet used up.
+
+    Where a later attempt can go on is counted in chunks for an edge without adapter, so that what lies
+    before it need not be kept, and in inputs for one with: its adapter must see every chunk again.
     """
 
     def __init__(self, opening: Open, reader: PayloadReader | None, adapters: AdapterShop) -> None:
@@ -65,7 +77,10 @@ class Intake:
         self._made: dict[EdgeId, Adapter] = {}
         self._open_edges = len(opening.edges)
         self._mapped: list[tuple[PayloadRef, Mapped]] = []
-        self.pending: deque[Input] = deque()
+        resumed = {} if opening.resume is None else opening.resume.edges
+        self._done = {edge.id: resumed.get(edge.id, (0, 0)) for edge in opening.edges}
+        self._left_out = {edge: inputs for edge, (_, inputs) in self._done.items()}
+        self.pending: deque[_Made] = deque()
 
     def task(self, options_body: bytes | None) -> Task:
         """Return the task as its backend sees it.
@@ -78,7 +93,8 @@ class Intake:
             key=opening.task,
             stage=opening.task.stage,
             options=self._values(opening.options, options_body),
-            skip_units=opening.skip_units,
+            skip_units=opening.left_out_units,
+            resume=None if opening.resume is None else opening.resume.token,
         )
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
@@ -116,7 +132,41 @@ class Intake:
                 inputs.append(replace(end, final=True, last=not self._open_edges))
             else:
                 cursors[edge.id] = arrival.seq + 1
-            self.pending.extend(inputs)
+            inputs = self._not_used_up(edge.id, inputs)
+            up_to = 0 if is_end else arrival.seq + 1
+            self.pending.extend(_Made(edge, up_to, one) for one in inputs)
+            if not inputs:
+                self._count(edge, up_to, 0)
+
+    def take(self) -> Input:
+        """Use up the input that is pending first."""
+        made = self.pending.popleft()
+        self._count(made.edge, made.up_to, 1)
+        return made.input
+
+    def behind(self, token: bytes) -> Boundary:
+        """Return the boundary behind what is used up now."""
+        return Boundary(token, dict(self._done))
+
+    def _count(self, edge: EdgeSpec, up_to: int, inputs: int) -> None:
+        chunks, used = self._done[edge.id]
+        if edge.adapter is None:
+            self._done[edge.id] = (max(chunks, up_to), 0)
+        else:
+            self._done[edge.id] = (0, used + inputs)
+
+    def _not_used_up(self, edge: EdgeId, inputs: list[Input]) -> list[Input]:
+        """Leave out what an earlier attempt has used up; an edge's end comes all the same."""
+        kept: list[Input] = []
+        for one in inputs:
+            if not self._left_out[edge]:
+                kept.append(one)
+                continue
+            self._left_out[edge] -= 1
+            if one.final:
+                kept.append(replace(one, payload={}))
+                self._done[edge] = (0, self._done[edge][1] - 1)
+        return kept
 
     def viewed(self) -> list[PayloadRef]:
         """Close the mappings of which no view remains, and return their payloads."""

@@ -6,16 +6,16 @@ It must not know which form of backend made them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from stretto.backends.contract import Chunk
 from stretto.errors import StageError
 from stretto.replica.tasks import Output
 from stretto.transport import codec
-from stretto.types import SHARED_MEMORY, PayloadRef
+from stretto.types import SHARED_MEMORY, Boundary, PayloadRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stretto.backends.contract import OutputValue
     from stretto.transport.payload_store import PayloadWriter
@@ -30,16 +30,23 @@ class Outlet:
     def __init__(self, writer: PayloadWriter) -> None:
         self._writer = writer
 
-    def put_all(self, chunks: Iterable[Chunk]) -> list[Output]:
+    def put_all(self, chunks: Sequence[Chunk], behind: Callable[[bytes], Boundary]) -> list[Output]:
         """Store chunks, all or none.
 
+        Args:
+            chunks: What one outcome made.
+            behind: Makes a boundary of the last chunk's token.
+
         Raises:
-            StageError: One has a value that payloads can't carry.
+            StageError: One has a value that payloads can't carry, or a boundary and is not the last.
         """
         outputs: list[Output] = []
+        if any(chunk.boundary is not None for chunk in chunks[:-1]):
+            raise StageError("the backend put a boundary on a chunk with others behind it")
         try:
             for chunk in chunks:
-                outputs.append(self._put(chunk))  # noqa: PERF401 - what is stored must be known if the next one fails
+                boundary = None if chunk.boundary is None else behind(chunk.boundary)
+                outputs.append(self._put(chunk, boundary))
         except BaseException:
             self.discard(output.payload for output in outputs)
             raise
@@ -54,7 +61,7 @@ class Outlet:
         """Free the payloads of outputs that will not be sent."""
         self.free(payload.key for payload in payloads if payload.place == SHARED_MEMORY)
 
-    def _put(self, chunk: Chunk) -> Output:
+    def _put(self, chunk: Chunk, boundary: Boundary | None) -> Output:
         payload, body = self._writer.put(codec.encode(chunk.values))
         return Output(
             payload=payload,
@@ -62,15 +69,15 @@ class Outlet:
             length=chunk.length,
             kind=chunk.kind,
             media_s=chunk.media_s,
-            boundary=chunk.boundary,
+            boundary=boundary,
         )
 
 
 class Trimmer:
     """Checks a task's chunks and leaves out the units that an earlier attempt has already forwarded."""
 
-    def __init__(self, skip_units: int) -> None:
-        self._left = skip_units
+    def __init__(self, units: int) -> None:
+        self._left = units
 
     def kept(self, chunks: Iterable[object]) -> list[Chunk]:
         """Return what is to be sent.
@@ -100,21 +107,31 @@ class Trimmer:
 
 
 def _cut(values: Mapping[str, OutputValue], skip: int, length: int) -> dict[str, OutputValue]:
-    """Cut `skip` units off the front; possible if every array has one item per unit."""
+    """Cut `skip` units off the front; possible if every array has as many rows, or bytes, per unit."""
     cut: dict[str, OutputValue] = {}
     has_array = False
     for name, value in values.items():
         if value is None or isinstance(value, (str, int, float, bool)):
             cut[name] = value
             continue
-        view = memoryview(value)
-        if view.shape != (length,):
-            raise StageError(
-                f"a retry starts within a chunk, and its value {name!r} has shape {view.shape}, so it "
-                f"can't be cut after {skip} of {length} units"
-            )
-        cut[name] = view[skip:]
+        cut[name] = _cut_rows(name, memoryview(value), skip, length)
         has_array = True
     if not has_array:
         raise StageError("a retry starts within a chunk that has no array to cut")
     return cut
+
+
+def _cut_rows(name: str, view: memoryview, skip: int, length: int) -> memoryview:
+    shape = view.shape or ()
+    is_bytes = view.ndim == 1 and view.format == "B"
+    if not shape or shape[0] % length or (shape[0] != length and not is_bytes):
+        raise StageError(
+            f"a repeated task goes on within a chunk, and its value {name!r} has shape {shape}, so it "
+            f"can't be cut after {skip} of {length} units"
+        )
+    rest = view.cast("B")[view.nbytes // length * skip :]
+    if is_bytes:
+        return rest
+    # typeshed knows literal formats only
+    recast = cast("Callable[[str, list[int]], memoryview]", rest.cast)
+    return recast(view.format, [length - skip, *shape[1:]])

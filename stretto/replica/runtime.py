@@ -31,6 +31,7 @@ from stretto.replica.streaming import StreamDriver
 from stretto.replica.tasks import HeldTask, TaskTable
 from stretto.transport.connection import Connection, connect_unix
 from stretto.transport.payload_store import PayloadReader, PayloadWriter
+from stretto.types import weakest
 
 if TYPE_CHECKING:
     from stretto.types import LaunchSpec, TaskKey
@@ -85,6 +86,7 @@ class Replica:
         self._calls: Calls | None = None
         self._group = asyncio.TaskGroup()
         self._is_draining = False
+        self._alive_timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._drained: asyncio.Future[None] = loop.create_future()
@@ -208,13 +210,13 @@ class Replica:
         )
 
     def _facts(self, capabilities: Capabilities) -> link.StageFacts:
-        may_retry = capabilities.recovery == self._settings.recovery == "retry"
         return link.StageFacts(
             kind=capabilities.kind,
             unit=capabilities.unit,
             media=dict(capabilities.media),
             voices=capabilities.voices,
-            recovery="retry" if may_retry else "fail",
+            recovery=weakest(capabilities.recovery, self._settings.recovery),
+            max_step_s=capabilities.max_step_s,
         )
 
     def _counts(self) -> dict[str, int]:
@@ -240,7 +242,12 @@ class Replica:
         table.outbox.clear()
         self._outlet.discard(table.unsent)
         table.unsent.clear()
-        if self._is_draining and not table and not self._drained.done():
+        if table:
+            return
+        if self._alive_timer is not None:
+            self._alive_timer.cancel()
+            self._alive_timer = None
+        if self._is_draining and not self._drained.done():
             self._drained.set_result(None)
 
     def _on_frame(
@@ -267,6 +274,7 @@ class Replica:
             case link.Open():
                 assert self._driver is not None, "a task was opened before the replica was ready"
                 self._driver.opened(table.open(message, data))
+                self._tell_alive_later()
             case link.CloseInput(task=task, edge=edge):
                 table.close_input(task, edge)
             case link.Cancel(task=task):
@@ -283,6 +291,17 @@ class Replica:
                 self._welcomed.set_result(None)
             case _:
                 assert_never(message)
+
+    def _tell_alive_later(self) -> None:
+        if self._alive_timer is None and self._settings.alive_every_s:
+            loop = asyncio.get_running_loop()
+            self._alive_timer = loop.call_later(self._settings.alive_every_s, self._tell_alive)
+
+    def _tell_alive(self) -> None:
+        """Tell that this process goes on; one without tasks has no such timer."""
+        self._alive_timer = None
+        self._connection.send(link.Alive(self._compute.step_age_s))
+        self._tell_alive_later()
 
     def _on_closed(self, _: Connection[link.Down], reason: str) -> None:
         del reason

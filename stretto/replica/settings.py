@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stretto.errors import ConfigError
+from stretto.types import Recovery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu`, `cuda` or `cuda:N`.
         memory_bytes: Most memory that the process may allocate.
         module_folders: Where modules are found besides the usual places.
-        recovery: `fail` overrides a backend whose tasks could be repeated.
+        recovery: The most that may be done with tasks after a death, whatever the backend allows.
+        alive_every_s: How often to tell that this process goes on, while it holds tasks; 0 is never.
         shared_memory_bytes: Budget for payload files; beyond it payloads go inline.
         payload_owner: Name under which payload files are written; the launch's nonce if empty.
     """
@@ -47,7 +49,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     memory_bytes: int | None = None
     module_folders: tuple[str, ...] = ()
-    recovery: Literal["retry", "fail"] = "retry"
+    recovery: Recovery = "replay"
+    alive_every_s: float = 0.0
     shared_memory_bytes: int = 256 * 1024 * 1024
     payload_owner: str = ""
 

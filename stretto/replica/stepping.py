@@ -111,7 +111,7 @@ class StepWorker:
     def _step(self, stepping: list[tuple[StepSession, StepResult]]) -> None:
         if not stepping:
             return
-        items = [(session.state, session.intake.pending[0]) for session, _ in stepping]
+        items = [(session.state, session.intake.pending[0].input) for session, _ in stepping]
         outcomes = attempt(lambda: self._outcomes(items), self._where)
         if isinstance(outcomes, Failure):
             for _, result in stepping:
@@ -140,12 +140,12 @@ class StepWorker:
             return
         made = outcome.chunks if isinstance(outcome, (Finished, More)) else outcome
         chunks = _as_sequence(made, "an item's outcome without Finished, More or an exception")
-        result.outputs = self._outlet.put_all(session.trimmer.kept(chunks))
+        item = None if isinstance(outcome, More) else session.intake.take()
+        kept = session.trimmer.kept(chunks)
+        result.outputs = self._outlet.put_all(kept, session.intake.behind)
         if isinstance(outcome, More):
             result.after_s = outcome.after_s
-            return
-        item = session.intake.pending.popleft()
-        if item.last or isinstance(outcome, Finished):
+        elif item is None or item.last or isinstance(outcome, Finished):
             result.end = "finished"
 
 
@@ -228,7 +228,7 @@ class StepDriver:
     def _session(self, task: HeldTask) -> StepSession:
         session = self._sessions.get(task.key)
         if session is None:
-            trimmer = Trimmer(task.opening.skip_units)
+            trimmer = Trimmer(task.opening.left_out_units)
             session = StepSession(self._parts.intake(task), trimmer, task.options_body)
             self._sessions[task.key] = session
         return session

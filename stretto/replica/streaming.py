@@ -68,7 +68,7 @@ class _Inputs:
         while not player.intake.pending:
             await player.until(lambda: player.intake.has_backlog or bool(player.task.arrivals))
             await self._driver.absorb(player)
-        item = player.intake.pending.popleft()
+        item = player.intake.take()
         self._is_over = item.last
         return item
 
@@ -169,7 +169,7 @@ class StreamDriver:
         try:
             chunks = self._backend.run(task, _Inputs(player, self))
             try:
-                await self._advance(player, chunks, Trimmer(opening.skip_units))
+                await self._advance(player, chunks, Trimmer(opening.left_out_units))
             finally:
                 await _close(chunks)
         except _InputError as error:
@@ -189,7 +189,8 @@ class StreamDriver:
                 chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
-            self._table.produced(held, self._parts.outlet.put_all(trimmer.kept((chunk,))))
+            outputs = self._parts.outlet.put_all(trimmer.kept((chunk,)), player.intake.behind)
+            self._table.produced(held, outputs)
             self._parts.send()
             await asyncio.sleep(0)  # a generator that never waits must not keep the loop
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stretto.errors import Failure
 from stretto.messages.link import Consumed, Ended, Open, Produced, Up, Viewed
-from stretto.types import EdgeId, PayloadRef, TaskKey
+from stretto.types import Boundary, EdgeId, PayloadRef, TaskKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ class Output:
     length: int
     kind: ChunkKind = "data"
     media_s: float = 0.0
-    boundary: bytes | None = None
+    boundary: Boundary | None = None
 
 
 @dataclass(slots=True, kw_only=True)

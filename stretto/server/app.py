@@ -15,6 +15,7 @@ from stretto.audio.encoders import MEDIA_TYPES
 from stretto.config.settings import ServerSettings
 from stretto.core.graph import Limits
 from stretto.errors import InternalError, StrettoError
+from stretto.server.admin import add_admin
 from stretto.server.body import read_body
 from stretto.server.boundary import Boundary
 from stretto.server.errors import error_response, openai_error
@@ -104,6 +105,7 @@ def create_app(
         slow_client_timeout_s=(limits or Limits()).slow_client_timeout_s,
     )
     _add_errors(app)
+    add_admin(app, engine, bounds)
     _add_status(app, Status(engine, running, int(time.time())))
 
     @app.post(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stretto.engine.stream import OutputChunk
     from stretto.errors import StrettoError
     from stretto.messages.channel import HttpDone, PipelineInfo
-    from stretto.types import Payload
+    from stretto.types import Payload, ReplicaId
 
 
 class SpeechStream(Protocol):
@@ -53,6 +53,14 @@ class SpeechEngine(Protocol):
 
     async def ask(self, topic: Topic, argument: str = "") -> str:
         """Ask the orchestrator something that changes nothing."""
+        ...
+
+    async def scale(self, stage: str, replicas: int) -> None:
+        """Have a stage get so many replicas."""
+        ...
+
+    async def drain(self, replica: ReplicaId, *, replace: bool = False) -> None:
+        """Have a replica finish what it has and leave."""
         ...
 
     def report(self, message: HttpDone) -> None:

@@ -87,6 +87,9 @@ RULES: dict[FailureKind, Rule] = {
 CODES: dict[str, Rule] = {
     "model_not_found": Rule(404, "invalid_request_error", "model_not_found"),
     "voice_not_found": Rule(404, "invalid_request_error", "voice_not_found"),
+    "replica_not_found": Rule(404, "invalid_request_error", "replica_not_found"),
+    "admin_closed": Rule(403, "permission_error", "admin_closed"),
+    "invalid_admin_key": Rule(401, "authentication_error", "invalid_admin_key"),
     "request_timeout": Rule(408, "timeout_error", "request_timeout", retry=False, closes=True),
     "request_too_large": Rule(413, "invalid_request_error", "request_too_large", closes=True),
     "engine_starting": Rule(503, "server_error", "engine_starting", retry=True),

@@ -6,18 +6,19 @@ Messages of one link keep their order in both directions; only the news of a dea
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.errors import Failure, FailureKind
-from stretto.types import INLINE
+from stretto.types import INLINE, Boundary, PayloadRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stretto.core.graph import StageSpec
     from stretto.sim.world import World
-    from stretto.types import CallClass, CallId, EdgeId, PayloadRef, ReplicaId, TaskKey
+    from stretto.types import CallClass, CallId, EdgeId, ReplicaId, TaskKey
 
 METHODS: tuple[tuple[str, CallClass], ...] = (
     ("look", "control"),
@@ -30,14 +31,26 @@ METHODS: tuple[tuple[str, CallClass], ...] = (
 ToReplica: TypeAlias = do.Dispatch | do.Feed | do.CloseInput | do.CancelTask | do.Grant
 
 
+class SimChunk(NamedTuple):
+    """A chunk that was made: its payload, its units, and the boundary behind it, if there is one."""
+
+    payload: PayloadRef
+    length: int
+    boundary: Boundary | None
+
+
 class SimTask:
     """One open task: its inputs, what it made and may not send yet, and what it views."""
 
     def __init__(self, opening: do.Dispatch) -> None:
         self.key = opening.task
-        self.open_edges = {edge.id: 0 for edge in opening.edges}
-        self.arrivals: deque[tuple[EdgeId, int, PayloadRef]] = deque()
-        self.unsent: deque[PayloadRef] = deque()
+        done = {} if opening.resume is None else opening.resume.edges
+        self.consumed = {edge.id: done.get(edge.id, (0, 0))[0] for edge in opening.edges}
+        self.open_edges = dict(self.consumed)
+        self.offset = opening.skip_units
+        self.left_out = opening.skip_units - opening.resume_units
+        self.arrivals: deque[tuple[EdgeId, int, PayloadRef, int]] = deque()
+        self.unsent: deque[SimChunk] = deque()
         self.views: Counter[PayloadRef] = Counter()
         self.chunks = opening.chunks
         self.bytes = opening.bytes
@@ -69,6 +82,7 @@ class SimReplica:
         self._habits = world.habits
         self._tasks: dict[TaskKey, SimTask] = {}
         self._up_at = self._down_at = world.now
+        self._is_telling = False
         world.after(world.upto(self._habits.load_s), self._load)
 
     def views(self, payload: PayloadRef) -> bool:
@@ -78,7 +92,8 @@ class SimReplica:
     def take(self, command: ToReplica) -> None:
         """Let a command travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
-        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command))
+        units = self._world.units_of(command.payload) if isinstance(command, do.Feed) else 0
+        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command, units))
 
     def called(self, command: do.CallReplica) -> None:
         """Let a call travel here."""
@@ -124,19 +139,41 @@ class SimReplica:
             )
             self.stop()
             return
-        stages = self._world.router.deployment.stages
-        slots = next(stage.slots for stage in stages if stage.id == self.id.stage)
+        stage = self._stage
         self._send(
-            lambda now: on.ReplicaReady(now=now, replica=self.id, slots=slots, methods=METHODS)
+            lambda now: on.ReplicaReady(
+                now=now,
+                replica=self.id,
+                slots=stage.slots,
+                recovery=stage.recovery,
+                methods=METHODS,
+            )
         )
 
-    def _arrived(self, command: ToReplica) -> None:
+    @property
+    def _stage(self) -> StageSpec:
+        stages = self._world.router.deployment.stages
+        return next(stage for stage in stages if stage.id == self.id.stage)
+
+    def _tell_alive_later(self) -> None:
+        if not self._is_telling:
+            self._is_telling = True
+            self._world.after(self._stage.progress_timeout_s / 6, self._tell_alive)
+
+    def _tell_alive(self) -> None:
+        self._is_telling = False
+        if self.is_alive and not self.is_frozen and self._tasks:
+            self._send(lambda now: on.ReplicaAlive(now=now, replica=self.id))
+            self._tell_alive_later()
+
+    def _arrived(self, command: ToReplica, units: int) -> None:
         if not self.is_alive:
             return
         if isinstance(command, do.Dispatch):
             assert command.task not in self._tasks, f"{command.task} was opened twice"
             assert not self.is_asleep, f"{command.task} was opened at a sleeping replica"
             self._tasks[command.task] = SimTask(command)
+            self._tell_alive_later()
             return
         task = self._tasks.get(command.task)
         if task is None:
@@ -145,7 +182,7 @@ class SimReplica:
             case do.Feed(edge=edge, seq=seq, payload=payload):
                 assert task.open_edges[edge] == seq, f"{command} is out of order"
                 task.open_edges[edge] += 1
-                task.arrivals.append((edge, seq, payload))
+                task.arrivals.append((edge, seq, payload, units))
                 if payload.place != INLINE:
                     self._world.check_live(payload)
                     task.views[payload] += 1
@@ -171,17 +208,18 @@ class SimReplica:
             return
         if task.arrivals:
             task.is_busy = True
-            edge, seq, payload = task.arrivals.popleft()
+            edge, seq, payload, units = task.arrivals.popleft()
+            task.consumed[edge] = seq + 1
             self._send(
                 lambda now: on.InputConsumed(now=now, task=task.key, edge=edge, up_to=seq + 1)
             )
             self._world.after(
-                self._world.upto(self._habits.step_s), lambda: self._stepped(task, payload)
+                self._world.upto(self._habits.step_s), lambda: self._stepped(task, payload, units)
             )
         elif not task.open_edges:
             self._end(task, lambda now: on.TaskFinished(now=now, task=task.key))
 
-    def _stepped(self, task: SimTask, payload: PayloadRef) -> None:
+    def _stepped(self, task: SimTask, payload: PayloadRef, units: int) -> None:
         if not self.is_alive:
             return
         task.is_busy = False
@@ -196,8 +234,7 @@ class SimReplica:
             if payload.place != INLINE:
                 task.views[payload] -= 1
                 self._send(lambda now: on.PayloadDone(now=now, holder=task.key, payload=payload))
-            for _ in range(self._habits.chunks_per_input):
-                task.unsent.append(self._world.payload(self._habits.chunk_bytes))
+            self._make(task, units * self._habits.chunks_per_input)
             self._go_on(task)
 
     def _call(self, command: do.CallReplica) -> None:
@@ -229,19 +266,37 @@ class SimReplica:
                 )
             )
 
-    def _produce(self, task: SimTask, payload: PayloadRef) -> None:
-        seq, length = task.sent, self._habits.units_per_chunk
+    def _make(self, task: SimTask, units: int) -> None:
+        """Make one input's units, cut differently in each attempt, without those to leave out."""
+        longest = self._habits.units_per_chunk + 3 * (task.key.attempt % 3)
+        while units:
+            length = min(units, longest)
+            units -= length
+            kept = max(length - task.left_out, 0)
+            task.left_out -= length - kept
+            if not kept:
+                continue
+            boundary = None
+            if not units and self._world.chance(self._habits.boundary):
+                boundary = Boundary(b"", {edge: (at, 0) for edge, at in task.consumed.items()})
+            payload = self._world.payload(self._habits.chunk_bytes, units=kept)
+            task.unsent.append(SimChunk(payload, kept, boundary))
+
+    def _produce(self, task: SimTask, chunk: SimChunk) -> None:
+        seq, offset = task.sent, task.offset
         task.sent += 1
-        task.sent_bytes += payload.size_bytes
+        task.sent_bytes += chunk.payload.size_bytes
+        task.offset += chunk.length
         self._send(
             lambda now: on.ChunkProduced(
                 now=now,
                 task=task.key,
                 seq=seq,
-                payload=payload,
-                offset=seq * length,
-                length=length,
+                payload=chunk.payload,
+                offset=offset,
+                length=chunk.length,
                 media_s=0.01,
+                boundary=chunk.boundary,
             )
         )
 
@@ -251,5 +306,5 @@ class SimReplica:
 
     def _forget(self, task: SimTask) -> None:
         del self._tasks[task.key]
-        for payload in task.unsent:
-            self._world.reclaim(payload)
+        for chunk in task.unsent:
+            self._world.reclaim(chunk.payload)

@@ -52,8 +52,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         latency_s: Longest way of a message, on links and on channels.
         load_s: Longest loading time of a replica.
         step_s: Longest computing time per input chunk.
-        chunks_per_input: Chunks that a task makes of one input chunk.
-        units_per_chunk: Units in a chunk.
+        chunks_per_input: How many units a task makes of each unit of its input.
+        units_per_chunk: Units in a chunk; repeated tasks cut theirs differently.
         chunk_bytes: Largest payload; a quarter of them is inline.
         take_s: Longest time that a client takes for a chunk.
         slow_client: A client takes nothing at all from some point on.
@@ -62,6 +62,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         task_failure: A step fails its task.
         death: A step kills its replica.
         freeze: A step never ends, and neither does its replica react any more.
+        boundary: A replica names a boundary behind an input.
         repetition: A message that may come twice does.
     """
 
@@ -78,6 +79,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     task_failure: float = 0.0
     death: float = 0.0
     freeze: float = 0.0
+    boundary: float = 0.0
     repetition: float = 0.0
 
 
@@ -117,7 +119,7 @@ class World:
         self.clients: dict[RequestId, SimClient] = {}
         self.has_exited = False
         self._observe = observe
-        self._live_payloads: dict[PayloadRef, None] = {}
+        self._live_payloads: dict[PayloadRef, int] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = 0
         self._timer_at: float | None = None
@@ -257,18 +259,24 @@ class World:
         assert not any(gauges), f"gauges: {statistics}"
         assert not any(stage.bound or stage.reserved for stage in statistics.stages), "slots"
 
-    def payload(self, size_bytes: int, place: str | None = None) -> PayloadRef:
-        """Make a payload of at most so many bytes."""
+    def payload(
+        self, size_bytes: int, place: str | None = None, units: int | None = None
+    ) -> PayloadRef:
+        """Make a payload of at most so many bytes; it counts as a usual chunk unless units are given."""
         if place is None:
             place = INLINE if self.chance(0.25) else SHARED_MEMORY
         self._counter += 1
         made = PayloadRef(place, str(self._counter), self.random.randint(1, size_bytes))
-        self._live_payloads[made] = None
+        self._live_payloads[made] = self.habits.units_per_chunk if units is None else units
         return made
 
     def reclaim(self, payload: PayloadRef) -> None:
         """Remove a payload that its producer had not announced."""
         del self._live_payloads[payload]
+
+    def units_of(self, payload: PayloadRef) -> int:
+        """Return how many units a payload holds that has not been released."""
+        return self._live_payloads[payload]
 
     def check_live(self, payload: PayloadRef) -> None:
         """Assert that a payload can still be read."""
@@ -301,7 +309,13 @@ class World:
                 self.replicas[command.replica].stop()
             case do.Exit():
                 self.has_exited = True
-            case do.DrainReplica() | do.Announce() | do.AcknowledgeAbort():
+            case (
+                do.DrainReplica()
+                | do.Announce()
+                | do.AnnounceTarget()
+                | do.AnswerOrder()
+                | do.AcknowledgeAbort()
+            ):
                 pass
             case _:
                 assert_never(command)

@@ -28,10 +28,12 @@ from stretto.types.payload import (
     PayloadRef,
     Value,
 )
+from stretto.types.recovery import Boundary, Recovery, weakest
 
 __all__ = [
     "INLINE",
     "SHARED_MEMORY",
+    "Boundary",
     "CallClass",
     "CallId",
     "ChannelId",
@@ -45,6 +47,7 @@ __all__ = [
     "Payload",
     "PayloadRef",
     "PipelineName",
+    "Recovery",
     "ReplicaId",
     "RequestId",
     "RunId",
@@ -52,4 +55,5 @@ __all__ = [
     "StageId",
     "TaskKey",
     "Value",
+    "weakest",
 ]

@@ -313,10 +313,12 @@ class Checked(Router):
         return commands
 
 
-def ready(router: Checked, which: ReplicaId, *, now: float = 0.0, slots: int | None = None) -> None:
-    """Let a replica that was started join and become ready."""
+def ready(
+    router: Checked, which: ReplicaId, *, now: float = 0.0, slots: int | None = None
+) -> tuple[do.AnyCommand, ...]:
+    """Let a replica that was started join and become ready; return what comes of it."""
     specs = {stage.id: stage for stage in router.deployment.stages}
-    router.feed(
+    return router.feed(
         on.ReplicaJoined(now=now, replica=which),
         on.ReplicaReady(now=now, replica=which, slots=slots or specs[which.stage].slots),
     )

@@ -174,7 +174,7 @@ class TestPool:
         pool = Pool(StageSpec(id=A, replicas=replicas))
         for place in pool.replicas:
             pool.start(place)
-            pool.become_ready(place, slots, may_retry=True)
+            pool.become_ready(place, slots, "retry")
         return pool
 
     def test_work_goes_to_the_least_loaded_and_ties_rotate(self) -> None:

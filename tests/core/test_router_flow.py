@@ -290,7 +290,7 @@ class TestRetention:
         router.feed(submitted(), produced(A, payload=chunk))
         story = router.story(R1)
         assert story is not None
-        assert "b: inputs too large to keep for a retry" in str(story)
+        assert "b: inputs too large to keep for another attempt" in str(story)
         commands = router.handle(died(replica(B)))
         assert [c.failure.detail for c in commands if isinstance(c, do.Fail)] == [
             "request 1.1-1: replica b/0#1 died (exit 9) and this can't be repeated; try again"
@@ -301,7 +301,7 @@ class TestRetention:
         router = started(line_of_2(limits=Limits(retention_bytes=500)))
         router.feed(submitted(), died(replica(B)), produced(A, payload=inline("x", 495)))
         story = str(router.story(R1))
-        assert "a: inputs too large to keep for a retry" in story
+        assert "a: inputs too large to keep for another attempt" in story
         for incarnation in (2, 3):
             router.handle(passed(float(incarnation)))
             ready(router, replica(B, 0, incarnation), now=float(incarnation))

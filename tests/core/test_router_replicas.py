@@ -58,6 +58,11 @@ def phases(router: Checked, stage: StageId = A) -> list[str]:
     return [state.state for state in router.replica_states() if state.replica.stage == stage]
 
 
+def dispatched(commands: tuple[do.AnyCommand, ...]) -> list[ReplicaId]:
+    """Return who got a task."""
+    return [c.replica for c in commands if isinstance(c, do.Dispatch)]
+
+
 def where(router: Checked, stage: StageId = A, request: RequestId = R1) -> ReplicaId:
     """Return the replica that a request's task was last dispatched to."""
     place = str(router.story(request)).rpartition(f"{stage}: dispatched to {stage}/")[2]
@@ -314,13 +319,18 @@ class TestDeath:
         assert "this can't be repeated" in fail.failure.detail
 
     def test_a_backend_that_must_not_repeat_overrides_the_stage(self) -> None:
-        """`may_retry: false` of a ready replica is honoured, also for a request that waited for it."""
+        """`recovery: fail` of a ready replica is honoured, also for a request that waited for it."""
         router = started(line_of_2(), loaded=False)
         router.handle(submitted())
         for which in (replica(A), replica(B)):
             router.handle(on.ReplicaJoined(now=0.0, replica=which))
             router.handle(
-                on.ReplicaReady(now=0.0, replica=which, slots=2, may_retry=which.stage != A)
+                on.ReplicaReady(
+                    now=0.0,
+                    replica=which,
+                    slots=2,
+                    recovery="fail" if which.stage == A else "retry",
+                )
             )
         [failure] = terminals(router.handle(died(where(router))))
         assert isinstance(failure, do.Fail)
@@ -445,6 +455,7 @@ class TestDraining:
         lost = where(router)
         drain = on.DrainRequested(now=0.0, replica=lost)
         assert router.handle(drain) == (
+            do.AnnounceTarget(stage=A, replicas=1),
             do.Announce(state=do.ReplicaState(replica=lost, state="draining")),
             do.DrainReplica(replica=lost),
         )
@@ -464,9 +475,9 @@ class TestDraining:
             router = started(line_of_2(), loaded=loaded)
             commands = router.handle(on.DrainRequested(now=0.0, replica=replica(A)))
             assert commands[-2] == do.StopReplica(replica=replica(A))
-            assert phases(router) == ["stopped"]
+            assert phases(router) == []
             router.handle(passed(999.0))
-            assert phases(router) == ["stopped"], "no deadline of it is left"
+            assert phases(router) == [], "no deadline of it is left"
 
     def test_one_that_does_not_finish_in_time_is_killed(self) -> None:
         """Row M3: 60 seconds, then its tasks are repeated elsewhere."""
@@ -487,7 +498,89 @@ class TestDraining:
         lost = where(router)
         router.handle(on.DrainRequested(now=0.0, replica=lost))
         assert len(of(do.Dispatch, router.handle(died(lost)))) == 1
-        assert "stopped" in phases(router)
+        assert phases(router) == ["ready"]
+
+    def test_row_M4_one_that_leaves_is_seen_no_more(self) -> None:
+        """Neither in the statistics, from which gauges are made, nor by channels that open later."""
+        router = started(line_of_2(stages=TWO))
+        router.handle(on.DrainRequested(now=0.0, replica=replica(A, 1)))
+        (stage,) = [each for each in router.statistics().stages if each.stage == A]
+        assert [each for each, _ in stage.replicas] == [replica(A)]
+        assert replica(A, 1) not in [state.replica for state in router.replica_states()]
+
+    def test_one_that_is_replaced_has_its_successor_at_once(self) -> None:
+        """A restart without a gap: the stage keeps its number, in another place."""
+        router = started(line_of_2())
+        router.handle(submitted())
+        commands = router.handle(on.DrainRequested(now=0.0, replica=replica(A), replace=True))
+        assert of(do.StartReplica, commands) == [do.StartReplica(replica=replica(A, 1))]
+        assert router.targets()[A] == 1
+        assert phases(router) == ["draining", "starting"]
+
+
+class TestScaling:
+    """A stage's number of replicas is changed while it serves."""
+
+    def scaled(
+        self, router: Checked, replicas: int, stage: StageId = A
+    ) -> tuple[do.AnyCommand, ...]:
+        """Give the order, and expect an answer."""
+        return router.handle(
+            on.ScaleRequested(now=0.0, stage=stage, replicas=replicas, channel=API, number=7)
+        )
+
+    def test_row_M4_late_joiners_serve_and_are_seen(self) -> None:
+        """New places start at once, are announced with the new target, and get work."""
+        router = started(line_of_2(stages=(StageSpec(id=A, slots=1),)))
+        router.feed(submitted(R1), submitted(R2))
+        commands = self.scaled(router, 3)
+        assert of(do.StartReplica, commands) == [
+            do.StartReplica(replica=replica(A, slot)) for slot in (1, 2)
+        ]
+        assert of(do.AnnounceTarget, commands)[-1] == do.AnnounceTarget(stage=A, replicas=3)
+        assert commands[-1] == do.AnswerOrder(channel=API, number=7)
+        assert dispatched(ready(router, replica(A, 1))) == [replica(A, 1)]
+
+    def test_row_E17_a_stage_that_begins_without_replicas_works_with_its_first(self) -> None:
+        """Its requests wait; the first replica gets them; without one they wait again."""
+        router = started(line_of_2(stages=(StageSpec(id=A, replicas=0),)))
+        router.handle(submitted())
+        self.scaled(router, 1)
+        assert len(of(do.Dispatch, ready(router, replica(A)))) == 1
+        self.scaled(router, 0)
+        router.feed(submitted(R2), produced(A), finished(A))
+        self.scaled(router, 1)
+        assert len(of(do.Dispatch, ready(router, replica(A, 0, 2)))) == 1
+
+    def test_situation_N5_those_with_the_least_work_leave_first_and_finish_it(self) -> None:
+        """Idle ones at once, busy ones when they are done; no request is touched."""
+        router = started(line_of_2(stages=(StageSpec(id=A, replicas=3, slots=4),)))
+        router.feed(submitted(R1), submitted(R2))
+        busy = [where(router, A, request) for request in (R1, R2)]
+        commands = self.scaled(router, 1)
+        assert len(of(do.StopReplica, commands)) == 1
+        assert len(of(do.DrainReplica, commands)) == 1
+        assert {c.replica for c in commands if isinstance(c, do.StopReplica)}.isdisjoint(busy)
+        assert terminals(commands) == []
+
+    def test_dead_places_leave_before_living_ones(self) -> None:
+        """And no successor is started for them."""
+        router = started(line_of_2(stages=(StageSpec(id=A, replicas=2),)))
+        router.handle(died(replica(A)))
+        self.scaled(router, 1)
+        assert phases(router) == ["ready"]
+        assert of(do.StartReplica, router.handle(passed(500.0))) == []
+
+    @pytest.mark.parametrize(
+        ("stage", "replicas", "text"), [("x", 1, "has: a, b"), ("a", 257, "0 to 256")]
+    )
+    def test_an_impossible_order_is_refused(self, stage: str, replicas: int, text: str) -> None:
+        """The answer names what is possible, and nothing changes."""
+        router = started(line_of_2())
+        (answer,) = self.scaled(router, replicas, StageId(stage))
+        assert isinstance(answer, do.AnswerOrder)
+        assert answer.failure is not None
+        assert text in answer.failure.detail
 
 
 @pytest.mark.parametrize(

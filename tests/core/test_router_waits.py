@@ -48,8 +48,8 @@ SHORT = Limits(
 )
 OTHER = ChannelId("1.2")
 ONE_SLOT = (
-    StageSpec(id=A, slots=1, chunk_timeout_s=10.0),
-    StageSpec(id=B, slots=1, chunk_timeout_s=10.0),
+    StageSpec(id=A, slots=1, progress_timeout_s=999.0, chunk_timeout_s=10.0),
+    StageSpec(id=B, slots=1, progress_timeout_s=999.0, chunk_timeout_s=10.0),
 )
 
 
@@ -101,8 +101,8 @@ def test_a_task_with_one_input_ended_and_another_absorbed_waits_for_its_source()
         ),
         limits=SHORT,
         stages=(
-            StageSpec(id=A, chunk_timeout_s=50.0),
-            StageSpec(id=B, chunk_timeout_s=10.0),
+            StageSpec(id=A, progress_timeout_s=999.0, chunk_timeout_s=50.0),
+            StageSpec(id=B, progress_timeout_s=999.0, chunk_timeout_s=10.0),
         ),
     )
     router = started(both)
@@ -124,7 +124,10 @@ def test_absorbing_is_progress() -> None:
 
 def test_credit_begins_a_producers_time_anew() -> None:
     """A could not go on for 50 s; it has its ten seconds from the moment that it can."""
-    stages = (StageSpec(id=A, chunk_timeout_s=10.0), StageSpec(id=B, chunk_timeout_s=99.0))
+    stages = (
+        StageSpec(id=A, progress_timeout_s=999.0, chunk_timeout_s=10.0),
+        StageSpec(id=B, progress_timeout_s=999.0, chunk_timeout_s=99.0),
+    )
     router = started(line_of_2(limits=SHORT, stages=stages))
     router.feed(submitted(), *[produced(A, seq) for seq in range(4)], consumed(1, now=50.0))
     failure = failure_at(router, 60.0)
@@ -161,7 +164,10 @@ def test_a_slow_client_holds_up_its_sources_without_blame() -> None:
 def test_a_place_in_the_queue() -> None:
     """Row F11, slot: the server is too busy for too long."""
     router = started(
-        line_of_2(limits=SHORT, stages=(StageSpec(id=A, slots=1, chunk_timeout_s=99.0),))
+        line_of_2(
+            limits=SHORT,
+            stages=(StageSpec(id=A, slots=1, progress_timeout_s=999.0, chunk_timeout_s=99.0),),
+        )
     )
     router.feed(submitted(R1), submitted(R2, now=1.0))
     failure = failure_at(router, 21.0)
@@ -175,8 +181,8 @@ def test_a_slot_for_a_later_group() -> None:
         pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]),
         limits=SHORT,
         stages=(
-            StageSpec(id=A, slots=2, chunk_timeout_s=99.0),
-            StageSpec(id=B, slots=1, chunk_timeout_s=99.0),
+            StageSpec(id=A, slots=2, progress_timeout_s=999.0, chunk_timeout_s=99.0),
+            StageSpec(id=B, slots=1, progress_timeout_s=999.0, chunk_timeout_s=99.0),
         ),
     )
     router = started(full)
@@ -203,7 +209,7 @@ def test_row_F3_a_request_waits_for_a_restart_and_fails_with_the_reason() -> Non
 def test_row_F3_an_outage_counts_from_its_beginning() -> None:
     """A request that has queued for long is not failed the moment its stage goes down."""
     limits = Limits(queue_timeout_s=60.0, stage_unavailable_timeout_s=15.0)
-    slow = StageSpec(id=A, slots=1, chunk_timeout_s=99.0)
+    slow = StageSpec(id=A, slots=1, progress_timeout_s=999.0, chunk_timeout_s=99.0)
     router = started(line_of_2(limits=limits, stages=(slow,)))
     router.feed(submitted(R1), submitted(R2))
     ring(router, 40.0)
@@ -296,10 +302,10 @@ def test_an_eviction_and_the_request_it_fails_expire_together() -> None:
 
 def test_an_abandoned_task_has_only_the_deadline_of_its_cancellation() -> None:
     """Its silence is no failure of the request."""
-    router = started(line_of_2(limits=Limits(cancel_timeout_s=50.0)))
+    router = started(line_of_2(limits=Limits(cancel_timeout_s=20.0)))
     router.feed(submitted(), produced(A), finished(B))
-    assert of(do.Fail, ring(router, 49.0)) == []
-    commands = ring(router, 50.0)
+    assert of(do.Fail, ring(router, 19.0)) == []
+    commands = ring(router, 20.0)
     assert len(of(do.StopReplica, commands)) == 1
     assert len(of(do.Finish, commands)) == 1
 

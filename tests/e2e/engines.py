@@ -22,16 +22,26 @@ if TYPE_CHECKING:
 
     from stretto.config.settings import Settings
     from stretto.core.commands import ReplicaState
+    from stretto.types import Recovery
 
 
 def scripted(
-    limits: Limits | None = None, chunk_timeout_s: float = 30.0, **replicas: int
+    limits: Limits | None = None,
+    *,
+    chunk_timeout_s: float = 60.0,
+    progress_timeout_s: float = 30.0,
+    recovery: Recovery = "replay",
+    **replicas: int,
 ) -> Settings:
     """Return the `scripted` pipeline (`relay` feeds `tone`) with other limits and replicas."""
     settings = load_settings(["scripted"], environ={})
     stages = tuple(
         msgspec.structs.replace(
-            stage, replicas=replicas.get(stage.id, 1), chunk_timeout_s=chunk_timeout_s
+            stage,
+            replicas=replicas.get(stage.id, 1),
+            chunk_timeout_s=chunk_timeout_s,
+            progress_timeout_s=progress_timeout_s,
+            recovery=recovery,
         )
         for stage in settings.stages
     )

@@ -55,7 +55,7 @@ async def until_heard(heards: list[Heard]) -> None:
 
 async def test_situation_C1_replicas_die_in_turn_and_the_service_goes_on() -> None:
     """Each death costs at most the requests bound there; the engine's process stays the same."""
-    async with engine_of(scripted(relay=1, tone=2)) as engine:
+    async with engine_of(scripted(recovery="retry", relay=1, tone=2)) as engine:
         orchestrator = psutil.Process().children()[0].pid
         for name in ("relay/0", "tone/0", "tone/1"):
             heards = [Heard() for _ in range(8)]
@@ -80,7 +80,7 @@ async def test_situation_C1_replicas_die_in_turn_and_the_service_goes_on() -> No
 
 async def test_situation_C2_survivors_are_exact_and_everything_is_released() -> None:
     """Six requests on two replicas: those of the dead one fail through the common way out."""
-    async with engine_of(scripted(tone=2)) as engine:
+    async with engine_of(scripted(recovery="retry", tone=2)) as engine:
         heards = [Heard() for _ in range(6)]
         victim = process_of("tone/0")
         async with asyncio.TaskGroup() as tasks:

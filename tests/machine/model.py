@@ -119,7 +119,8 @@ class Model:
             case do.StartReplica():
                 self._start(command.replica)
             case do.DrainReplica():
-                assert self.replicas[command.replica] == "draining"
+                assert command.replica in self.replicas
+                self.replicas[command.replica] = "draining"
             case do.StopReplica():
                 assert command.replica in self.replicas
                 self.gone(command.replica)
@@ -129,7 +130,7 @@ class Model:
                 assert command.channel == self.calls[command.call]
                 assert command.call not in self.answered, f"{command} is its second answer"
                 self.answered[command.call] = command
-            case do.Announce() | do.AcknowledgeAbort():
+            case do.Announce() | do.AnnounceTarget() | do.AnswerOrder() | do.AcknowledgeAbort():
                 pass
             case do.Exit():
                 assert not self.replicas

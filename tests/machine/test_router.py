@@ -324,21 +324,41 @@ class RouterMachine(RuleBasedStateMachine):
             self.tell(on.ReplicaProgressed(now=self.now, replica=replica, what="x", fraction=0.5))
         else:
             self.model.replicas[replica] = "ready"
-            self.tell(on.ReplicaReady(now=self.now, replica=replica, slots=1, methods=METHODS))
+            recovery = "replay" if replica.stage == B else "retry"
+            ready = on.ReplicaReady(
+                now=self.now, replica=replica, slots=1, recovery=recovery, methods=METHODS
+            )
+            self.tell(ready)
 
     @precondition(lambda self: self.model.replicas)
-    @rule(data=st.data(), how=st.sampled_from(("dies", "dies twice", "can't start", "drains")))
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(("dies", "dies twice", "can't start", "drains", "is replaced")),
+    )
     def lose(self, data: st.DataObject, how: str) -> None:
         """A replica dies, gives up, or is drained."""
         replica = self.pick(data, list(self.model.replicas))
-        if how == "drains":
-            self.model.replicas[replica] = "draining"
-            self.tell(on.DrainRequested(now=self.now, replica=replica))
+        if how in ("drains", "is replaced"):
+            replace = how == "is replaced"
+            self.tell(on.DrainRequested(now=self.now, replica=replica, replace=replace))
         elif how == "can't start" and replica in self.in_phase("loading"):
             self.tell(on.ReplicaStartFailed(now=self.now, replica=replica, reason="no"))
         else:
             for _ in how.split():
                 self.tell(on.ReplicaDied(now=self.now, replica=replica, reason="exit 9"))
+
+    @rule(data=st.data(), replicas=st.integers(0, 3))
+    def scale(self, data: st.DataObject, replicas: int) -> None:
+        """An operator changes the size of a stage."""
+        stage = data.draw(st.sampled_from((A, B)))
+        self.tell(on.ScaleRequested(now=self.now, stage=stage, replicas=replicas))
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(data=st.data(), age_s=st.sampled_from((0.0, 0.0, 99.0)))
+    def tell_alive(self, data: st.DataObject, age_s: float) -> None:
+        """A replica with work reacts; its step may have hung."""
+        replica = self.pick(data, list(self.model.tasks.values())).replica
+        self.tell(on.ReplicaAlive(now=self.now, replica=replica, step_age_s=age_s))
 
     # ------------------------------------------------------------------ calls
 

@@ -11,7 +11,7 @@ import pytest
 from stretto.core.commands import ReplicaState, StageTiming, Timings
 from stretto.errors import Failure, FailureKind
 from stretto.messages import PROTOCOL_VERSION, channel, link
-from stretto.types import CallId, ChannelId, EdgeId, PipelineName, RunId
+from stretto.types import Boundary, CallId, ChannelId, EdgeId, PipelineName, RunId
 from tests.core.builders import AUDIO, TEXT, A, edge, inline, replica, shm, task
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ FAILURE = Failure(
     code="queue_full",
     retry_after_s=2.5,
 )
-FACTS = link.StageFacts("generation", "samples", {"rate_hz": 24000}, ("amy",), "retry")
+FACTS = link.StageFacts("generation", "samples", {"rate_hz": 24000}, ("amy",), "retry", 30.0)
 TIMINGS = Timings(queued_s=0.5, stages=(StageTiming(stage=A, replica=replica(A), chunks=3),))
 STATE = ReplicaState(replica=replica(A), state="loading", detail="weights", fraction=0.5)
 
@@ -39,19 +39,20 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Ready(4, FACTS),
     link.Ready(4, FACTS, {"ping": "control", "sleep": "exclusive"}),
     link.StartFailed("no module"),
-    link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, b"token"),
+    link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, Boundary(b"4", {IN: (3, 0)})),
     link.Produced(task(A, attempt=2), 0, shm("x"), 0, 0, "preview", 0.0),
     link.Consumed(task(A), IN, 4),
     link.Viewed(task(A), shm("x")),
     link.Ended(task(A), "finished"),
     link.Ended(task(A), "failed", FAILURE),
+    link.Alive(1.5),
     link.CallAnswered(CALL, b"\xc0"),
     link.CallAnswered(CALL, b"", FAILURE, is_asleep=True),
 )
 LINK_DOWN: tuple[link.Down, ...] = (
     link.Welcome(PROTOCOL_VERSION, RUN),
     link.Open(task(A), SPEECH, (edge(TEXT, A),), inline("", 7), 0, 4, 1000),
-    link.Open(task(A), SPEECH, (), None, 5, 2**53, 2**53),
+    link.Open(task(A), SPEECH, (), None, 5, 2**53, 2**53, Boundary(b"4", {IN: (3, 0)}), 4),
     link.Feed(task(A), IN, 0, inline("", 9)),
     link.CloseInput(task(A), IN),
     link.Cancel(task(A)),
@@ -71,6 +72,8 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Viewed(shm("x")),
     channel.Ask(1, "story", "mine"),
     channel.HttpDone("/v1/audio/speech", 200, 1.5, 0.06),
+    channel.Scale(2, A, 3),
+    channel.Drain(3, replica(A), replace=True),
     channel.Call(1, "ping", (A,), b"\x80", 2.5),
 )
 CHANNEL_DOWN: tuple[channel.Down, ...] = (
@@ -93,6 +96,7 @@ CHANNEL_DOWN: tuple[channel.Down, ...] = (
     channel.AbortAcknowledged(1, stopped=True),
     channel.ReplicaNotice(STATE),
     channel.StageNotice(A, FACTS),
+    channel.TargetNotice(A, 3),
     channel.Fatal(FAILURE),
     channel.Closing(),
     channel.Answer(1, "text"),

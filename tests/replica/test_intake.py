@@ -76,7 +76,7 @@ def drain(side: Intake, cursors: dict[EdgeId, int] | None = None) -> list[Input]
     items: list[Input] = []
     side.absorb({} if cursors is None else cursors)
     while side.pending:
-        items.append(side.pending.popleft())
+        items.append(side.take())
         side.absorb({} if cursors is None else cursors)
     return items
 
@@ -126,8 +126,8 @@ def test_an_adapter_may_make_several_inputs_of_a_chunk() -> None:
     side.add([chunk("a b c", 0, on), chunk("d", 1, on)])
     cursors: dict[EdgeId, int] = {}
     side.absorb(cursors)
-    assert [item.payload["text"] for item in side.pending] == ["a", "b", "c"]
-    side.pending.popleft()
+    assert [made.input.payload["text"] for made in side.pending] == ["a", "b", "c"]
+    side.take()
     side.absorb(cursors)
     assert cursors == {on.id: 1}
 
@@ -185,10 +185,10 @@ def test_a_payload_is_viewed_when_no_view_remains(
     arrival = shared_chunk(writer, b"0123")
     side.add([arrival])
     side.absorb({})
-    view = side.pending[0].payload["data"]
+    view = side.pending[0].input.payload["data"]
     assert isinstance(view, memoryview)
     assert bytes(view) == b"0123"
-    side.pending.popleft()
+    side.take()
     assert side.viewed() == []
     del view
     assert side.viewed() == [arrival.payload]

@@ -13,9 +13,15 @@ from stretto.backends.contract import Chunk
 from stretto.errors import StageError
 from stretto.replica.outlet import Outlet, Trimmer
 from stretto.transport import PayloadWriter
+from stretto.types import Boundary
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def behind(token: bytes) -> Boundary:
+    """Return a boundary without edges."""
+    return Boundary(token, {})
 
 
 def audio(start: int, count: int) -> Chunk:
@@ -50,11 +56,29 @@ def test_a_retry_delivers_exactly_the_units_after_the_skipped_ones(
 
 def test_what_is_no_array_of_units_is_not_cut() -> None:
     """Cutting it would be a guess; the error says which value and where."""
-    chunk = Chunk(values={"frames": memoryview(bytes(12)).cast("B", (4, 3))}, length=4)
-    with pytest.raises(StageError, match=r"'frames' has shape \(4, 3\).*after 2 of 4"):
+    chunk = Chunk(values={"frames": array("f", range(12))}, length=4)
+    with pytest.raises(StageError, match=r"'frames' has shape \(12,\).*after 2 of 4"):
         Trimmer(2).kept([chunk])
     with pytest.raises(StageError, match="no array to cut"):
         Trimmer(2).kept([Chunk(values={"text": "four"}, length=4)])
+
+
+def test_rows_and_bytes_are_cut_by_units() -> None:
+    """An array of rows keeps its shape; bytes may be several per unit, as 16-bit samples are."""
+    rows = memoryview(array("f", range(12))).cast("B").cast("f", (4, 3))
+    (kept,) = Trimmer(3).kept([Chunk(values={"rows": rows, "pcm": bytes(range(8))}, length=4)])
+    assert memoryview(cast("memoryview", kept.values["rows"])).tolist() == [[9.0, 10.0, 11.0]]
+    assert bytes(cast("memoryview", kept.values["pcm"])) == bytes([6, 7])
+
+
+def test_a_boundary_is_on_the_last_chunk_only(tmp_path: Path) -> None:
+    """What would come behind it could not be made again."""
+    outlet = Outlet(PayloadWriter(str(tmp_path), "w", 1 << 20))
+    marked = Chunk(values={"data": b"x"}, boundary=b"7")
+    (output,) = outlet.put_all([marked], behind)
+    assert output.boundary == behind(b"7")
+    with pytest.raises(StageError, match="boundary"):
+        outlet.put_all([marked, marked], behind)
 
 
 def test_previews_are_not_counted_as_forwarded() -> None:
@@ -79,9 +103,9 @@ def test_chunks_are_stored_all_or_none(tmp_path: Path) -> None:
     outlet = Outlet(writer)
     good = Chunk(values={"data": b"x"})
     with pytest.raises(StageError, match="'bad'"):
-        outlet.put_all([good, good, Chunk(values={"bad": cast("str", object())})])
+        outlet.put_all([good, good, Chunk(values={"bad": cast("str", object())})], behind)
     assert writer.statistics().held == 0
-    outputs = outlet.put_all([good])
+    outputs = outlet.put_all([good], behind)
     assert writer.statistics().held == 1
     outlet.discard([output.payload for output in outputs])
     assert writer.statistics().held == 0

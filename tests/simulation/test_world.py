@@ -29,11 +29,12 @@ ROUGH = Habits(
     task_failure=0.01,
     death=0.02,
     freeze=0.005,
+    boundary=0.3,
     repetition=0.2,
 )
 """Everything that can go wrong does; with these windows both chunks and bytes bind."""
 
-MILD = Habits(chunk_bytes=800, death=0.02)
+MILD = Habits(chunk_bytes=800, death=0.02, boundary=0.3)
 
 
 def shapes(limits: Limits) -> dict[str, Deployment]:
@@ -59,7 +60,11 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, is_rough: bool = 
 
     def operate() -> None:
         replica = world.random.choice(list(world.replicas))
-        world.tell(on.DrainRequested(now=world.now, replica=replica))
+        replace = world.chance(0.5)
+        world.tell(on.DrainRequested(now=world.now, replica=replica, replace=replace))
+        for stage in deployed.stages:
+            number = world.random.randint(1, 3)
+            world.tell(on.ScaleRequested(now=world.now, stage=stage.id, replicas=number))
 
     def call() -> None:
         stages = () if world.chance(0.5) else (world.random.choice(deployed.stages).id,)

@@ -15,7 +15,7 @@ from stretto.engine.stream import Inbox, Stream, Window
 from stretto.errors import EngineDead, StrettoError
 from stretto.messages import channel as wire
 from stretto.transport import codec
-from stretto.types import INLINE, OutputName, Payload, PayloadRef, RequestId, Value
+from stretto.types import INLINE, OutputName, Payload, PayloadRef, ReplicaId, RequestId, Value
 from tests.support.fake_orchestrator import (
     AUDIO,
     SPEECH,
@@ -110,6 +110,7 @@ class FakeEngine:
         script: Called with each new request.
         reports: What was told for the metrics.
         answers: What questions are answered, by topic.
+        orders: What operators wanted.
     """
 
     def __init__(self, script: Callable[[Job], object] | None = None) -> None:
@@ -121,6 +122,7 @@ class FakeEngine:
         self.script: Callable[[Job], object] | None = script
         self.reports: list[wire.HttpDone] = []
         self.answers: dict[str, str] = {}
+        self.orders: list[tuple[str, int]] = []
         self._news = asyncio.Event()
         self._taken = 0
 
@@ -129,6 +131,14 @@ class FakeEngine:
         if self.state is not EngineState.ALIVE:
             raise EngineDead("gone")
         return self.answers[topic]
+
+    async def scale(self, stage: str, replicas: int) -> None:
+        """Take note."""
+        self.orders.append((stage, replicas))
+
+    async def drain(self, replica: ReplicaId, *, replace: bool = False) -> None:
+        """Take note."""
+        self.orders.append((str(replica), replace))
 
     def report(self, message: wire.HttpDone) -> None:
         """Take note."""

@@ -69,6 +69,7 @@ def facts(*, voices: tuple[str, ...] = (), **media: float | str) -> StageFacts:
         media=media or {"rate_hz": 24000, "channels": 1, "format": "s16le"},
         voices=voices,
         recovery="retry",
+        max_step_s=30.0,
     )
 
 

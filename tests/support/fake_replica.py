@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MessageT = TypeVar("MessageT")
 
 METHODS: dict[str, CallClass] = {"look": "control", "tidy": "exclusive"}
-FACTS = link.StageFacts("function", "items", {}, (), "retry")
+FACTS = link.StageFacts("function", "items", {}, (), "retry", 30.0)
 
 
 class FakeReplica:

@@ -32,6 +32,8 @@ from stretto.config.loading import load_settings
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.orchestrator.answers import Status
+from stretto.transport.listening import socket_base
+from stretto.transport.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from stretto.config.settings import Settings
@@ -172,13 +174,18 @@ async def footprint(engine: Engine) -> Footprint:
         descriptors=(here.num_fds(), orchestrator.num_fds()),
         memory=(here.memory_info().rss, orchestrator.memory_info().rss),
         tasks=len(asyncio.all_tasks()),
-        files=len(payload_files()),
+        files=len(payload_files(own_run())),
     )
 
 
-def payload_files() -> list[Path]:
-    """Return the payload files of this user's engines."""
-    return [path for path in Path("/dev/shm").glob("stretto-*/**/*") if path.is_file()]  # noqa: S108
+def own_run() -> str:
+    """Return the name of the run that this process owns."""
+    return next(each.run for each in RunDirectory.living(socket_base()) if each.pid == os.getpid())
+
+
+def payload_files(run: str) -> list[Path]:
+    """Return the payload files of a run."""
+    return [path for path in Path("/dev/shm").glob(f"stretto-*{run}*/*") if path.is_file()]  # noqa: S108
 
 
 async def check_rest(engine: Engine, before: Footprint, outcome: Outcome) -> None:
@@ -211,6 +218,7 @@ async def run(arguments: argparse.Namespace) -> Outcome:
     """Run the whole experiment."""
     outcome = Outcome()
     async with Engine.from_pipeline(settings_of(arguments.pipeline)) as engine:
+        run_name = own_run()
         await settled(engine)
         expected = [await answer(engine, number) for number in range(4)]
         warm_until = time.monotonic() + min(10.0, arguments.seconds / 4)
@@ -224,7 +232,7 @@ async def run(arguments: argparse.Namespace) -> Outcome:
         await check_rest(engine, before, outcome)
     if left := psutil.Process().children(recursive=True):
         outcome.problems.append(f"processes were left: {left}")
-    if files := payload_files():
+    if files := payload_files(run_name):
         outcome.problems.append(f"payload files were left: {files[:3]}")
     return outcome
 

@@ -417,7 +417,7 @@ class Channel:
         """
         while True:
             self._check_usable()
-            if self._readiness.is_ready:
+            if self._readiness.has_started:
                 return
             failure = self._readiness.start_failure()
             if failure is not None:

@@ -176,7 +176,7 @@ class Engine:
             self._client.start()
 
     async def wait_ready(self) -> None:
-        """Wait until every stage has a ready replica.
+        """Wait until every stage has a ready replica; one with `replicas: 0` is not waited for.
 
         Raises:
             StartFailed: A stage, or the orchestrator, does not start.

@@ -88,6 +88,15 @@ class Readiness:
         )
 
     @property
+    def has_started(self) -> bool:
+        """Whether every stage has a ready replica, or is meant to have none for now."""
+        return bool(self._replicas) and all(
+            not self._targets.get(stage, 0)
+            or any(state.state == "ready" for state in slots.values())
+            for stage, slots in self._replicas.items()
+        )
+
+    @property
     def has_been_ready(self) -> bool:
         """Whether every stage has had a ready replica: what is missing now is being replaced."""
         return bool(self._replicas) and self._been_ready >= self._replicas.keys()

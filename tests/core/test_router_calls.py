@@ -423,6 +423,21 @@ def test_a_replica_that_dies_while_it_is_drained_for_a_call_answers_so() -> None
     assert not terminals(commands)
 
 
+def test_a_suspect_replica_is_held_back_for_a_call_and_evicted_like_any_other() -> None:
+    """What it says of itself does not bring it new work before the call has run; its silence ends it."""
+    router = serving()
+    router.feed(submitted(), passed(10.0))
+    assert phase(router, A0) == "suspect"
+    router.handle(requested("tidy", A, now=10.0, timeout_s=60.0))
+    assert phase(router, A0) == "calling"
+    router.handle(on.ReplicaAlive(now=11.0, replica=A0))
+    assert phase(router, A0) == "calling"
+    commands: tuple[do.AnyCommand, ...] = ()
+    while (when := router.next_deadline()) is not None and phase(router, A0) == "calling":
+        commands = router.handle(passed(when))
+    assert [outcome.status for outcome in answer(commands).outcomes] == ["died"]
+
+
 def test_a_replica_that_leaves_takes_no_exclusive_call() -> None:
     """Whether it was asked before or after it began to drain; a control call reaches it."""
     router = serving()

@@ -211,7 +211,7 @@ class World:
         method: str,
         stages: tuple[StageId, ...] = (),
         timeout_s: float = 10.0,
-    ) -> CallId:
+    ) -> None:
         """Have a method called now; see `stretto.sim.replicas.METHODS`."""
         call = CallId(f"{channel}-call-{len(self.answers) + 1}")
         self.answers[call] = None
@@ -225,7 +225,6 @@ class World:
                 timeout_s=timeout_s,
             )
         )
-        return call
 
     def close_channel(self, channel: ChannelId) -> None:
         """Let an API process vanish."""

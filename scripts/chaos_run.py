@@ -38,7 +38,7 @@ from stretto.transport.run_directory import RunDirectory
 if TYPE_CHECKING:
     from stretto.config.settings import Settings
 
-PROGRESS_TIMEOUT_S = 3.0
+PROGRESS_TIMEOUT_S = 2.0
 """A stopped replica is evicted after so long; the default, 30 s, would leave most of a run without it."""
 
 SETTLE_S = 30.0

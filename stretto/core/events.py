@@ -222,6 +222,18 @@ class ScaleRequested(Event, frozen=True, kw_only=True):
     number: int = 0
 
 
+class PollerFailed(Event, frozen=True, kw_only=True):
+    """What looks after a stage's clients has failed, and starts again; it names no replica.
+
+    Attributes:
+        stage: Whose.
+        reason: What went wrong.
+    """
+
+    stage: StageId
+    reason: str
+
+
 class ChunkProduced(Event, frozen=True, kw_only=True):
     """A task has made its next chunk.
 
@@ -358,6 +370,7 @@ AnyEvent: TypeAlias = (
     | ReplicaDied
     | DrainRequested
     | ScaleRequested
+    | PollerFailed
     | RpcRequested
     | RpcAnswered
     | DeadlinePassed

@@ -292,6 +292,8 @@ class Router:
                 self._on_replica_died(event)
             case on.DrainRequested():
                 self._on_drain_requested(event)
+            case on.PollerFailed():
+                self._on_poller_failed(event)
             case on.ScaleRequested():
                 self._on_scale_requested(event)
             case on.RpcRequested():
@@ -1114,10 +1116,22 @@ class Router:
 
     def _on_replica_died(self, event: on.ReplicaDied) -> None:
         place = self._supervision.live(event.replica)
-        if place is None:
+        if place is not None:
+            self._evict(place, event.reason)
+        elif self._supervision.has_place(event.replica):
             self._late()
-            return
-        self._evict(place, event.reason)
+        else:
+            raise self._impossible(f"{event.replica} died, but there is no such place")
+
+    def _on_poller_failed(self, event: on.PollerFailed) -> None:
+        """Evict nobody, since nobody is named; tasks that do not go on have deadlines of their own."""
+        pool = self._pools.get(event.stage)
+        if pool is None:
+            raise self._impossible(f"a poller of {event.stage}, which does not exist, has failed")
+        for place in pool.replicas:
+            for key in place.bound:
+                story = self._requests[key.request].story
+                story.add(self._now, f"{event.stage}: its poller starts again: {event.reason}")
 
     def _on_drain_requested(self, event: on.DrainRequested) -> None:
         place = self._supervision.live(event.replica)

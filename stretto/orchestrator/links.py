@@ -214,6 +214,10 @@ class Links:
             except ProtocolViolated as error:
                 self._violated(source, str(error))
                 return
+            except Exception as error:
+                log.exception("what replica %s sent can't be handled", source.replica)
+                self._violated(source, f"{type(error).__name__} while it was handled")
+                return
             self._dispatcher.post(event, source.inbox)
             offset += size
 

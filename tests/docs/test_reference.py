@@ -36,7 +36,18 @@ def test_every_flag_is_listed() -> None:
     """The page of the command line names each verb and each of its flags."""
     text = (REFERENCE / "cli.md").read_text()
     for verb in (
-        *("serve", "say", "doctor", "ps", "story", "call", "replay", "config show"),
+        *(
+            "serve",
+            "say",
+            "doctor",
+            "ps",
+            "story",
+            "call",
+            "replay",
+            "scale",
+            "drain",
+            "config show",
+        ),
         "version",
     ):
         assert f"stretto {verb}" in text

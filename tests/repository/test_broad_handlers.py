@@ -19,6 +19,7 @@ ALLOWED = {
     "errors/__init__.py:text_of": "an exception's own text is foreign code",
     "orchestrator/channels.py:_guarded": "a step of the end that fails must not skip the others",
     "orchestrator/dispatcher.py:Dispatcher._turn": "the router's state is unknown: the engine ends",
+    "orchestrator/links.py:Links._on_frame": "whatever one link brings up evicts that replica only",
     "replica/calls.py:Calls._hold": "whatever a called method raises fails its call only",
     "replica/compute.py:ComputeThread.submit.run": "the loop must learn of whatever ended the call",
     "replica/compute.py:attempt": "whatever a backend raises fails its task only",

@@ -87,7 +87,7 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, is_rough: bool = 
 
 @pytest.mark.parametrize("seed", range(100))
 @pytest.mark.slow
-def test_whatever_happens_each_request_ends_once_and_nothing_is_left(seed: int) -> None:
+def test_row_F6_whatever_happens_each_request_ends_once_and_nothing_is_left(seed: int) -> None:
     """A hundred rough worlds end clean; the seed of a failure is the parameter in its name."""
     name, deployed = list(shapes(TIGHT).items())[seed % 4]
     world = served(deployed, seed, ROUGH, is_rough=True)

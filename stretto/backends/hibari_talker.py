@@ -37,7 +37,7 @@ from stretto.errors import ConfigError, InvalidRequest, StageError
 from stretto.transport.allocator import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 

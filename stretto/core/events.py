@@ -73,7 +73,8 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
         channel: Who asks, and where outputs go.
         request: Minted by the shell from the channel and its counter.
         pipeline: Which pipeline of the deployment.
-        inputs: The supplied inputs; each is complete.
+        inputs: The supplied inputs; each is complete unless it is open.
+        open_inputs: Inputs that go on: `InputAppended` brings more of each, `InputClosed` ends it.
         outputs: The wanted outputs; empty means all of the pipeline's.
         options: Named values for every stage (`seed`, `voice`, …).
         timeout_s: The client's own deadline, at most the configured one.
@@ -87,6 +88,7 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     request: RequestId
     pipeline: PipelineName
     inputs: tuple[tuple[InputName, PayloadRef], ...]
+    open_inputs: tuple[InputName, ...] = ()
     outputs: tuple[OutputName, ...] = ()
     options: PayloadRef | None = None
     timeout_s: float | None = None
@@ -94,6 +96,21 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     session: SessionId | None = None
     label: str = ""
     affinity: Affinity | None = None
+
+
+class InputAppended(Event, frozen=True, kw_only=True):
+    """The client sends more of an open input; its values may differ from piece to piece."""
+
+    request: RequestId
+    input: InputName
+    payload: PayloadRef
+
+
+class InputClosed(Event, frozen=True, kw_only=True):
+    """Nothing more comes on an input; a closed one may be closed again."""
+
+    request: RequestId
+    input: InputName
 
 
 class RequestAborted(Event, frozen=True, kw_only=True):
@@ -345,7 +362,9 @@ ReplicaEvent: TypeAlias = (
     | ReplicaDied
     | DrainRequested
 )
-RequestEvent: TypeAlias = RequestAborted | RequestBroken | ConsumerDrained
+RequestEvent: TypeAlias = (
+    RequestAborted | RequestBroken | ConsumerDrained | InputAppended | InputClosed
+)
 EndEvent: TypeAlias = TaskFinished | TaskFailed | TaskCancelled
 TaskEvent: TypeAlias = ChunkProduced | InputConsumed | EndEvent
 AnyEvent: TypeAlias = (
@@ -357,6 +376,8 @@ AnyEvent: TypeAlias = (
     | TaskFailed
     | TaskCancelled
     | RequestSubmitted
+    | InputAppended
+    | InputClosed
     | RequestAborted
     | RequestBroken
     | EngineStarted
@@ -381,7 +402,7 @@ AnyEvent: TypeAlias = (
 def payloads_of(event: AnyEvent) -> tuple[PayloadRef, ...]:
     """Return the payloads that an event hands over to the router."""
     match event:
-        case ChunkProduced(payload=payload):
+        case ChunkProduced(payload=payload) | InputAppended(payload=payload):
             return (payload,)
         case RequestSubmitted(inputs=inputs, options=options):
             refs = tuple(payload for _, payload in inputs)

@@ -94,6 +94,18 @@ LATE: tuple[RequestState, ...] = ()
 
 LEGAL: Mapping[type[on.Event], Mapping[RequestState, tuple[RequestState, ...]]] = {
     on.RequestSubmitted: {_DONE: (_QUEUED, _RUNNING, _DONE)},
+    on.InputAppended: {
+        _QUEUED: (_QUEUED, _RUNNING),
+        _RUNNING: (_RUNNING, _DRAINING),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
+    on.InputClosed: {
+        _QUEUED: (_QUEUED, _RUNNING),
+        _RUNNING: (_RUNNING,),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
     on.RequestAborted: {
         _QUEUED: (_DONE,),
         _RUNNING: (_DRAINING, _DONE),
@@ -268,6 +280,10 @@ class Router:
                 self._on_task_cancelled(event)
             case on.RequestSubmitted():
                 self._on_request_submitted(event)
+            case on.InputAppended():
+                self._on_input_appended(event)
+            case on.InputClosed():
+                self._on_input_closed(event)
             case on.RequestAborted():
                 self._on_request_aborted(event)
             case on.RequestBroken():
@@ -471,10 +487,11 @@ class Router:
 
     def _induced(self, pipeline: PipelineSpec, event: on.RequestSubmitted) -> Plan | None:
         outputs = event.outputs or tuple(output.name for output in pipeline.outputs)
-        inputs = tuple(name for name, _ in event.inputs)
+        given = tuple(name for name, _ in event.inputs)
+        inputs = tuple(dict.fromkeys((*given, *event.open_inputs)))
         if set(inputs) - set(pipeline.inputs) or set(outputs) - {o.name for o in pipeline.outputs}:
             return None
-        if len(set(inputs)) < len(inputs):
+        if len(set(given)) < len(given):
             return None
         key = (pipeline.name, tuple(sorted(inputs)), tuple(sorted(set(outputs))))
         if key not in self._plans:
@@ -484,7 +501,7 @@ class Router:
     def _accept(self, event: on.RequestSubmitted, plan: Plan) -> Request:
         recovery: dict[StageId, Recovery] = {s: self._pools[s].recovery for s in plan.stages}
         request = Request(event, plan, self._limits, recovery)
-        request.submitted_at = self._now
+        request.submitted_at = request.input_at = self._now
         longest_s = self._limits.request_timeout_s
         timeout_s = longest_s if event.timeout_s is None else min(event.timeout_s, longest_s)
         request.expires_at = self._now + timeout_s
@@ -493,6 +510,9 @@ class Router:
             self._holds.hold(payload)
         for name, payload in event.inputs:
             self._supply(request, name, payload)
+        for name in dict.fromkeys(name for name, _ in event.inputs):
+            if name not in event.open_inputs:
+                self._end_input(request, name)
         self._discard(on.payloads_of(event))
         self._requests[request.id] = request
         self._queued[plan.pipeline][request.id] = None
@@ -503,13 +523,44 @@ class Router:
         request.story.add(self._now, f"submitted to {plan.pipeline}{label}")
         return request
 
-    def _supply(self, request: Request, name: InputName, payload: PayloadRef) -> None:
-        """Put a request's own input on its edges, complete."""
-        for spec in request.plan.request_edges:
-            if spec.request_input == name:
-                edge = request.edges[spec.id]
-                self._append(request, edge, payload)
-                edge.has_ended = True
+    def _supply(self, request: Request, name: InputName, payload: PayloadRef) -> list[EdgeFlow]:
+        """Put a piece of a request's own input on its open edges, and return those."""
+        edges = [
+            edge for edge in request.edges_of(name) if not edge.has_ended and not edge.is_closed
+        ]
+        for edge in edges:
+            self._append(request, edge, payload)
+        return edges
+
+    def _end_input(self, request: Request, name: InputName) -> list[EdgeFlow]:
+        """Let nothing more in on an input's edges, and return those that were open."""
+        edges = [edge for edge in request.edges_of(name) if not edge.has_ended]
+        for edge in edges:
+            edge.has_ended = True
+        return edges
+
+    def _on_input_appended(self, event: on.InputAppended) -> None:
+        request = self._concerned(event, event.request)
+        edges = [] if request is None else self._supply(request, event.input, event.payload)
+        if request is None or not edges:
+            self._late(event.payload)
+            return
+        request.input_at = self._now
+        for edge in edges:
+            self._pass_on(request, edge)
+        if request.kept_bytes > self._limits.retention_bytes:
+            self._relieve(request)
+
+    def _on_input_closed(self, event: on.InputClosed) -> None:
+        request = self._concerned(event, event.request)
+        edges = [] if request is None else self._end_input(request, event.input)
+        if request is None or not edges:
+            self._late()
+            return
+        request.input_at = self._now
+        for edge in edges:
+            if not edge.is_closed:
+                self._pass_on(request, edge)
 
     # ------------------------------------------------------------------ slots: reserve and bind
 
@@ -1541,7 +1592,8 @@ class Router:
 
 def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
     wanted = ", ".join(event.outputs) or "its outputs"
-    given = ", ".join(name for name, _ in event.inputs) or "nothing"
+    names = (*(name for name, _ in event.inputs), *event.open_inputs)
+    given = ", ".join(dict.fromkeys(names)) or "nothing"
     inputs, outputs = ", ".join(pipeline.inputs), ", ".join(o.name for o in pipeline.outputs)
     return Failure(
         kind=FailureKind.INVALID_REQUEST,

@@ -212,6 +212,7 @@ class Engine:
         session: str | None = None,
         affinity: Affinity | None = None,
         label: str = "",
+        open_inputs: Sequence[str] = (),
         **inputs: Value | Payload,
     ) -> Stream:
         """Submit a request and return its stream of chunks; never blocks.
@@ -225,6 +226,8 @@ class Engine:
             session: The session that it belongs to.
             affinity: Which replicas it should meet again.
             label: Your own id, for logs.
+            open_inputs: Inputs that go on after this: `Stream.append` sends more of them, and
+                `Stream.close_input` ends them. They may be left out of `inputs`.
             inputs: The pipeline's inputs, for example `text="Hello"`; a mapping gives several values.
 
         Raises:
@@ -242,6 +245,7 @@ class Engine:
             session=session,
             affinity=affinity,
             label=label,
+            open_inputs=open_inputs,
         )
 
     async def abort(self, request: Stream | RequestId | str) -> bool:

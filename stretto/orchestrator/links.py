@@ -186,6 +186,8 @@ class Links:
         if found.connection is not None:
             self._voices.pop(found.connection, None)
             found.connection.abort()
+            found.connection = None
+        found.inbox.pause = found.inbox.resume = None  # a cycle would keep all of it until a collection
         self._payloads.reclaim(found.owner)
 
     def close(self) -> None:

@@ -67,6 +67,9 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
         1, SPEECH, ((TEXT, inline("", 3)),), (AUDIO,), inline("", 4), 9.5, 1, None, "mine"
     ),
     channel.Submit(2, SPEECH, ((TEXT, shm("t")),), (), None, None, 0, None, ""),
+    channel.Submit(3, SPEECH, (), (), None, None, 0, None, "", None, (TEXT,)),
+    channel.Append(3, TEXT, inline("", 3)),
+    channel.CloseInput(3, TEXT),
     channel.Abort(1, acknowledge=True),
     channel.Drained(1, AUDIO, 4),
     channel.Viewed(shm("x")),
@@ -146,4 +149,4 @@ def test_a_links_inline_payload_is_known_from_its_message(messages: Sequence[obj
 def test_a_channels_inline_payloads_are_known_in_their_order(messages: Sequence[object]) -> None:
     """Inputs in order, then the options; of outputs the payload."""
     sizes = [ref.size_bytes for message in messages for ref in channel.inline_payloads(message)]
-    assert sizes == ([3, 4] if messages is CHANNEL_UP else [6])
+    assert sizes == ([3, 4, 3] if messages is CHANNEL_UP else [6])

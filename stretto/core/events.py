@@ -82,6 +82,9 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
         session: The session it belongs to, if any.
         label: The client's id, for people.
         affinity: Which replicas it should meet again, if any.
+        companions: So many other requests go with this one: none starts before all are there, and this one
+            finishes last.
+        companion_of: The request that this one goes with; it was submitted before, on the same channel.
     """
 
     channel: ChannelId
@@ -96,6 +99,8 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     session: SessionId | None = None
     label: str = ""
     affinity: Affinity | None = None
+    companions: int = 0
+    companion_of: RequestId | None = None
 
 
 class InputAppended(Event, frozen=True, kw_only=True):
@@ -181,6 +186,22 @@ class ReplicaReady(Event, frozen=True, kw_only=True):
     methods: tuple[tuple[str, CallClass], ...] = ()
 
 
+class StatsReported(Event, frozen=True, kw_only=True):
+    """A backend has told numbers about its replica, with or without outputs.
+
+    Attributes:
+        replica: Which one.
+        running: Tasks in the step that told them.
+        waiting: Tasks that the replica holds besides.
+        values: The backend's own numbers; the last of each name counts.
+    """
+
+    replica: ReplicaId
+    running: int
+    waiting: int
+    values: dict[str, float]
+
+
 class ReplicaAlive(Event, frozen=True, kw_only=True):
     """A replica that holds tasks reacts, and tells since when its present step has been running.
 
@@ -263,6 +284,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
         kind: `data`, or `preview`: no credit, no sequence number, to outputs only.
         media_s: Its playback duration in seconds.
         boundary: If a later attempt can go on behind this chunk, how.
+        transfer_s: How long its replica waited for the payloads that it was made of.
     """
 
     task: TaskKey
@@ -273,6 +295,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
     kind: Literal["data", "preview"] = "data"
     media_s: float = 0.0
     boundary: Boundary | None = None
+    transfer_s: float = 0.0
 
 
 class InputConsumed(Event, frozen=True, kw_only=True):
@@ -358,6 +381,7 @@ ReplicaEvent: TypeAlias = (
     | ReplicaProgressed
     | ReplicaReady
     | ReplicaAlive
+    | StatsReported
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
@@ -387,6 +411,7 @@ AnyEvent: TypeAlias = (
     | ReplicaProgressed
     | ReplicaReady
     | ReplicaAlive
+    | StatsReported
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested

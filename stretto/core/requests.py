@@ -261,6 +261,8 @@ class Request:
         options: The options' payload, held.
         affinity: Which replicas it should meet again.
         input_at: When the client last sent something.
+        party: Itself and its companions, in order; one that goes alone is a party of its own.
+        party_size: How many they are to be.
         kept_bytes: Bytes of all chunks in its edges' buffers.
         submitted_at: Monotonic seconds.
         started_at: When its first slots were reserved; `None` while it is queued.
@@ -279,6 +281,8 @@ class Request:
         "kept_bytes",
         "options",
         "outputs",
+        "party",
+        "party_size",
         "plan",
         "priority",
         "started_at",
@@ -302,6 +306,8 @@ class Request:
         self.options = submitted.options
         self.affinity = submitted.affinity
         self.priority = submitted.priority
+        self.party: list[Request] = [self]
+        self.party_size = 1 + submitted.companions
         self.kept_bytes = 0
         self.submitted_at = self.input_at = 0.0
         self.started_at: float | None = None
@@ -328,6 +334,21 @@ class Request:
             )
             for stage in plan.stages
         }
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether all who go together are there."""
+        return len(self.party) == self.party_size
+
+    @property
+    def is_leader(self) -> bool:
+        """Say whether others go with this one, or would."""
+        return self.party[0] is self
+
+    @property
+    def is_through(self) -> bool:
+        """Say whether all its tasks have finished."""
+        return all(task.state is TaskState.FINISHED for task in self.tasks.values())
 
     def edges_of(self, name: InputName) -> list[EdgeFlow]:
         """Return the edges that one of its inputs feeds."""

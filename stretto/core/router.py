@@ -160,6 +160,15 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     replica_deaths: int = 0
 
 
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica's backend told last; see `stretto.core.events.StatsReported`."""
+
+    replica: ReplicaId
+    running: int
+    waiting: int
+    values: dict[str, float]
+
+
 class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges of one stage."""
 
@@ -169,6 +178,7 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     target: int
     replicas: tuple[tuple[ReplicaId, str], ...]
+    reported: tuple[Reported, ...] = ()
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +310,8 @@ class Router:
                 self._on_replica_progressed(event)
             case on.ReplicaReady():
                 self._on_replica_ready(event)
+            case on.StatsReported():
+                self._on_stats_reported(event)
             case on.ReplicaAlive():
                 self._on_replica_alive(event)
             case on.ReplicaStartFailed():
@@ -374,6 +386,16 @@ class Router:
                         (place.id, place.phase.value)
                         for place in pool.replicas
                         if place.is_wanted or place.phase in LIVE
+                    ),
+                    reported=tuple(
+                        Reported(
+                            replica=place.id,
+                            running=place.reported.running,
+                            waiting=place.reported.waiting,
+                            values=place.reported.values,
+                        )
+                        for place in pool.replicas
+                        if place.reported is not None and place.phase in LIVE
                     ),
                 )
                 for pool in self._pools.values()
@@ -1141,6 +1163,13 @@ class Router:
         self._supervision.ready(place, event.slots, event.recovery)
         self._calls.learn(place.id, event.methods)
         self._must_admit = True
+
+    def _on_stats_reported(self, event: on.StatsReported) -> None:
+        place = self._supervision.live(event.replica)
+        if place is None:
+            self._late()
+        else:
+            place.reported = event
 
     def _on_replica_alive(self, event: on.ReplicaAlive) -> None:
         place = self._supervision.live(event.replica)

@@ -14,7 +14,7 @@ from stretto.core.commands import ReplicaState
 from stretto.types import IncarnationNumber, Recovery, ReplicaId, StageId, TaskKey, weakest
 
 if TYPE_CHECKING:
-    from stretto.core.events import Affinity
+    from stretto.core.events import Affinity, StatsReported
     from stretto.core.graph import Limits, StageSpec
 
 
@@ -85,6 +85,7 @@ class Replica:
         reason: Why the last process died.
         detail: What it is doing or why it is not there, for people.
         fraction: How far loading is.
+        reported: What its backend told last; `None` if it tells nothing.
         is_wanted: It counts towards the stage's target; else it leaves, or has left.
     """
 
@@ -101,6 +102,7 @@ class Replica:
         "max_step_s",
         "phase",
         "reason",
+        "reported",
         "slots",
     )
 
@@ -118,6 +120,7 @@ class Replica:
         self.detail = ""
         self.fraction = 0.0
         self.is_wanted = True
+        self.reported: StatsReported | None = None
 
     @property
     def has_room(self) -> bool:
@@ -269,6 +272,7 @@ class Pool:
         place.phase = ReplicaPhase.STARTING
         place.slots = 0
         place.has_worked = False
+        place.reported = None
         return place.id
 
     def become_ready(self, place: Replica, slots: int, recovery: Recovery) -> None:

@@ -109,6 +109,7 @@ class Produced(_Message, frozen=True, tag=6):
     kind: Literal["data", "preview"]
     media_s: float
     boundary: Boundary | None = None
+    transfer_s: float = 0.0
 
 
 class Consumed(_Message, frozen=True, tag=7):
@@ -132,6 +133,14 @@ class Ended(_Message, frozen=True, tag=9):
     task: TaskKey
     outcome: Literal["finished", "failed", "cancelled"]
     failure: Failure | None = None
+
+
+class Reported(_Message, frozen=True, tag=12):
+    """A backend tells numbers about its replica; see `stretto.core.events.StatsReported`."""
+
+    running: int
+    waiting: int
+    values: dict[str, float]
 
 
 class Alive(_Message, frozen=True, tag=10):
@@ -248,6 +257,7 @@ Up: TypeAlias = (
     | Viewed
     | Ended
     | Alive
+    | Reported
     | CallAnswered
 )
 Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain | Call

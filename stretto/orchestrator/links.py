@@ -19,7 +19,17 @@ from stretto.messages import MAX_CALL_BYTES, PROTOCOL_VERSION, link
 from stretto.orchestrator.payloads import PayloadTable, owner_of
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
-from stretto.types import INLINE, CallId, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
+from stretto.types import (
+    INLINE,
+    MAX_METRICS,
+    CallId,
+    Clock,
+    PayloadRef,
+    ReplicaId,
+    RunId,
+    StageId,
+    TaskKey,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +197,9 @@ class Links:
             self._voices.pop(found.connection, None)
             found.connection.abort()
             found.connection = None
-        found.inbox.pause = found.inbox.resume = None  # a cycle would keep all of it until a collection
+        found.inbox.pause = found.inbox.resume = (
+            None  # a cycle would keep all of it until a collection
+        )
         self._payloads.reclaim(found.owner)
 
     def close(self) -> None:
@@ -310,6 +322,8 @@ class Links:
             case link.StartFailed():
                 _check_loading(source)
                 return on.ReplicaStartFailed(now=now, replica=source.replica, reason=message.reason)
+            case link.Reported():
+                return _reported(source, message, now)
             case link.Alive(step_age_s=age_s):
                 return on.ReplicaAlive(now=now, replica=source.replica, step_age_s=age_s)
             case link.CallAnswered():
@@ -378,7 +392,20 @@ class Links:
             kind=message.kind,
             media_s=message.media_s,
             boundary=message.boundary,
+            transfer_s=message.transfer_s,
         )
+
+
+def _reported(source: Link, message: link.Reported, now: float) -> on.StatsReported:
+    if len(message.values) > MAX_METRICS or any(len(name) > MAX_METRICS for name in message.values):
+        raise ProtocolViolated(f"it reports {len(message.values)} metrics, or one with a long name")
+    return on.StatsReported(
+        now=now,
+        replica=source.replica,
+        running=message.running,
+        waiting=message.waiting,
+        values=message.values,
+    )
 
 
 def _check_loading(source: Link) -> None:

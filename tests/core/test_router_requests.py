@@ -497,7 +497,7 @@ class TestEnds:
             "1.000 submitted to p\n1.000 a: dispatched to a/0#1"
         )
 
-    def test_a_raw_end_is_an_empty_terminal(self) -> None:
+    def test_row_E22_a_raw_end_is_an_empty_terminal(self) -> None:
         """A stage without output still ends its output, once."""
         router = started(line_of_2())
         router.feed(submitted(), finished(A))

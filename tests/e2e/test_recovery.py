@@ -204,3 +204,13 @@ async def test_row_E7_the_same_seed_gives_the_same_bytes_in_every_topology() -> 
         async with Engine.from_pipeline("speech", topology=topology) as engine:
             heard += [await spoken(engine, 3, asyncio.Event()) for _ in range(2)]
     assert len(set(heard)) == 1
+
+
+async def test_row_E21_metrics_reach_the_operator_and_no_stage() -> None:
+    """A chunk of nothing but metrics is absorbed; those that ride on output leave it as it is."""
+    async with engine_of(scripted()) as engine:
+        heard = await listen(engine, "measured", {"tone": {"reports": True}})
+        assert (heard.error, heard.samples("measured")) == (None, SAMPLES)
+        text = await engine.ask("metrics")
+        assert 'stretto_replica_reported{name="made",replica="0",stage="tone"} 10.0' in text
+        assert 'stretto_replica_reported{name="running",replica="0",stage="tone"} 1.0' in text

@@ -46,6 +46,7 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Ended(task(A), "finished"),
     link.Ended(task(A), "failed", FAILURE),
     link.Alive(1.5),
+    link.Reported(2, 1, {"kv_use": 0.5}),
     link.CallAnswered(CALL, b"\xc0"),
     link.CallAnswered(CALL, b"", FAILURE, is_asleep=True),
 )

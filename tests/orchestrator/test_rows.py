@@ -197,3 +197,46 @@ async def test_row_M9_notices_come_in_order_and_a_loss_once(tmp_path: Path) -> N
         async with asyncio.timeout(5):
             await is_back.wait()
         assert told == [(1, "dead"), (2, "starting"), (2, "loading"), (2, "ready")]
+
+
+async def test_row_E8_what_holds_nothing_is_dropped_and_what_holds_anything_is_not(
+    tmp_path: Path,
+) -> None:
+    """Statistics alone and an end alone are handled; an empty frame wakes nobody."""
+    async with running(tmp_path) as world:
+        seen: list[str] = []
+        has_ended = asyncio.Event()
+
+        class Recorder:
+            def observe(self, event: object, commands: object, error: str | None = None) -> None:
+                seen.append(type(event).__name__)
+                if isinstance(event, on.TaskFinished):
+                    has_ended.set()
+
+            def flush(self) -> None:
+                pass
+
+        _stream = world.channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})
+        a, task = await opened(world, "a")
+        await settled()
+        world.orchestrator.dispatcher.add_observer(Recorder())
+        assert a.connection is not None
+        a.connection.flush()
+        await settled()
+        assert seen == []
+        a.send(link.Reported(1, 3, {"kv_use": 0.5}))
+        a.connection.flush()
+        a.end(task)
+        async with asyncio.timeout(5):
+            await has_ended.wait()
+        assert seen == ["StatsReported", "TaskFinished"]
+        (reported,) = world.orchestrator.statistics().stages[0].reported
+        assert (reported.running, reported.waiting, reported.values) == (1, 3, {"kv_use": 0.5})
+
+
+async def test_row_E8_too_many_metrics_cost_their_replica(tmp_path: Path) -> None:
+    """A label of the metrics is memory for ever, so their number is bounded."""
+    async with running(tmp_path, two_stages(QUICK)) as world:
+        a = await world.launcher.get("a")
+        a.send(link.Reported(0, 0, {str(number): 0.0 for number in range(33)}))
+        await world.launcher.get("a", incarnation=2)

@@ -335,6 +335,11 @@ class Request:
             for stage in plan.stages
         }
 
+    def welcome(self, companion: Request) -> None:
+        """Let another request go with this one."""
+        self.party.append(companion)
+        companion.party, companion.party_size = self.party, self.party_size
+
     @property
     def is_complete(self) -> bool:
         """Say whether all who go together are there."""

@@ -29,6 +29,9 @@ Theory of operation
   A replica that has work shows that it goes on (`ReplicaAlive`, or anything about its tasks). One that
   is silent becomes suspect and gets nothing new, then it is evicted like a dead one.
 
+  Companions are requests that go together: their leader, which is submitted first, waits until all are
+  there, stands in line for all of them, and finishes last; what fails one of them ends all.
+
   A task that has ended wants no more input: its sources are told to stop if nobody else wants what
   they make. Such a task is *abandoned*; however it ends, that is no failure.
 
@@ -434,6 +437,8 @@ class Router:
             self._late()
             return
         for request_id in list(channel.requests):
+            if request_id not in channel.requests:
+                continue  # it has ended with a companion
             self._cancel(self._requests[request_id], "its API process is gone")
         self._calls.channel_closed(event.channel, self._now)
         del self._channels[event.channel]
@@ -478,8 +483,12 @@ class Router:
         self._count("accepted")
         request = self._accept(event, plan)
         channel.requests[request.id] = None
-        for task in request.tasks.values():
-            self._consider(request, task)
+        if event.companion_of is not None:
+            self._requests[event.companion_of].welcome(request)
+        if request.is_complete:
+            for member in request.party:
+                for task in member.tasks.values():
+                    self._consider(member, task)
 
     def _plan(self, event: on.RequestSubmitted) -> Plan | Failure:
         """Return the request's plan, or why it is refused."""
@@ -497,6 +506,8 @@ class Router:
         plan = self._induced(pipeline, event)
         if plan is None:
             return _not_served(pipeline, event)
+        if event.companion_of is not None and not self._may_accompany(event, plan):
+            return _no_leader(event.companion_of)
         queued = len(self._queued[pipeline.name])
         if queued >= self._limits.max_queued:
             return Failure(
@@ -506,6 +517,19 @@ class Router:
                 retry_after_s=self._drain_rate.retry_after_s(pipeline.name, queued, self._now),
             )
         return plan
+
+    def _may_accompany(self, event: on.RequestSubmitted, plan: Plan) -> bool:
+        """Say whether a request's leader waits for just such a companion."""
+        leader = None if event.companion_of is None else self._requests.get(event.companion_of)
+        return (
+            leader is not None
+            and leader.state is _QUEUED
+            and leader.is_leader
+            and not leader.is_complete
+            and not event.companions
+            and leader.channel == event.channel
+            and leader.plan is plan
+        )
 
     def _induced(self, pipeline: PipelineSpec, event: on.RequestSubmitted) -> Plan | None:
         outputs = event.outputs or tuple(output.name for output in pipeline.outputs)
@@ -590,13 +614,16 @@ class Router:
         """Make a task ready if it can start now, and find it a place."""
         if task.state is not TaskState.WAITING_INPUT or not task.may_start:
             return
+        if request.state is _QUEUED and not (request.is_leader and request.is_complete):
+            return  # its leader stands in line for it, once all are there
         task.state = TaskState.READY
         task.ready_at = self._now
         if task.has_reserved:
             self._bind(request, task)
             return
         rank = (request.state is _QUEUED, request.priority)
-        self._line.join(request.id, request.plan.groups[task.key.stage], rank)
+        need = len(request.party) if request.state is _QUEUED else 1
+        self._line.join(request.id, request.plan.groups[task.key.stage], rank, need)
         self._must_admit = True
 
     def _admit(self) -> None:
@@ -605,6 +632,8 @@ class Router:
         for stage, waiting in self._unbound.items():
             pool = self._pools[stage]
             for request_id in tuple(waiting):
+                if request_id not in waiting:
+                    continue  # it has ended with a companion
                 request = self._requests[request_id]
                 if pool.has_lost(request.affinity):
                     self._fail(request, _affinity_lost(stage))
@@ -623,6 +652,7 @@ class Router:
 
     def _reserve(self, request: Request, group: Group) -> None:
         """Promise the request a slot at each stage of a group, and bind what is ready."""
+        companions = request.party[1:] if request.state is _QUEUED and request.is_leader else ()
         if request.state is _QUEUED:
             request.state = _RUNNING
             request.started_at = self._now
@@ -637,6 +667,10 @@ class Router:
         for task in tasks:
             if task.state is TaskState.READY:
                 self._bind(request, task)
+        for companion in companions:
+            self._reserve(companion, group)
+            for task in companion.tasks.values():
+                self._consider(companion, task)
 
     def _unreserve(self, request: Request, task: Task) -> None:
         """End a task that is not bound: give its promised slot back, or its place in line."""
@@ -1009,7 +1043,7 @@ class Router:
 
     def _complete(self, request: Request, task: Task) -> None:
         """Pass a task's end on: to the client, its consumers, its sources, and the request itself."""
-        if request.state is _DRAINING:
+        if request.state is not _RUNNING:
             self._forget_if_drained(request)
             return
         for output in task.outputs:
@@ -1029,11 +1063,15 @@ class Router:
             self._pass_on(request, edge)
         for edge in task.edges_in:
             self._close_edge(request, edge)
-        if all(each.state is TaskState.FINISHED for each in request.tasks.values()):
-            timings = request.timings(self._now)
-            self._end(
-                request, do.Finish(channel=request.channel, request=request.id, timings=timings)
-            )
+        if request.is_through:
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        """End a request whose tasks have all finished; a leader waits for its companions."""
+        if request.is_leader and any(each.state is _RUNNING for each in request.party[1:]):
+            return
+        timings = request.timings(self._now)
+        self._end(request, do.Finish(channel=request.channel, request=request.id, timings=timings))
 
     def _close_edge(self, request: Request, edge: EdgeFlow) -> None:
         """The consumer wants no more of this edge; a source that nobody wants any more stops too."""
@@ -1109,6 +1147,21 @@ class Router:
         for payload in _present(request.options):
             self._drop(payload)
         self._forget_if_drained(request)
+        if len(request.party) > 1:
+            self._end_party(request, terminal)
+
+    def _end_party(self, request: Request, terminal: do.Finish | do.Fail | do.Cancelled) -> None:
+        """Let a request's companions know that it has ended."""
+        leader = request.party[0]
+        if isinstance(terminal, do.Finish):
+            if leader.state is _RUNNING and leader.is_through:
+                self._finish(leader)
+            return
+        if request is not leader and leader.state in (_QUEUED, _RUNNING):
+            self._fail(leader, _companion_lost(request, terminal))
+        for other in request.party[1:]:
+            if other.state in (_QUEUED, _RUNNING):
+                self._cancel(other, f"its companion {request.id} has ended")
 
     def _cancel_task(self, request: Request, task: Task) -> None:
         """Tell a replica to end a task; a task is told once."""
@@ -1124,6 +1177,8 @@ class Router:
 
     def _forget_if_drained(self, request: Request) -> None:
         """Drop the record of an ended request when no replica works for it any more."""
+        if request.state is _DONE:
+            return
         if any(task.state is TaskState.BOUND for task in request.tasks.values()):
             return
         request.state = _DONE
@@ -1271,7 +1326,7 @@ class Router:
         self._count("replica_deaths")
         self._supervision.bury(place, reason, self._now, for_good=for_good)
         for request, task in self._strand(place):
-            if request.state is _DRAINING or task.is_abandoned:
+            if request.state is not _RUNNING or task.is_abandoned:
                 self._complete(request, task)
             else:
                 self._recover(request, task, replica, reason)
@@ -1394,7 +1449,7 @@ class Router:
 
     def _expire_shutdown(self) -> None:
         for request in list(self._requests.values()):
-            if request.state is not _DRAINING:
+            if request.state in (_QUEUED, _RUNNING):
                 self._fail(
                     request,
                     Failure(
@@ -1455,9 +1510,10 @@ class Router:
         """Return what holds a request up: the queue, or the first stage that has not finished."""
         if request.state is _QUEUED:
             return "queue"
-        return next(
+        open_stages = (
             stage for stage, task in request.tasks.items() if task.state is not TaskState.FINISHED
         )
+        return next(open_stages, "companions")
 
     # ------------------------------------------------------------------ what is always true
 
@@ -1639,6 +1695,26 @@ def _shutting_down() -> Failure:
         detail="the server is shutting down",
         code="server_shutting_down",
         retry_after_s=1.0,
+    )
+
+
+def _no_leader(leader: RequestId) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"request {leader} does not wait for such a companion: submit the leader first, on the same "
+        "channel, with `companions`, and the companions with the same inputs and outputs",
+        param="companion_of",
+    )
+
+
+def _companion_lost(companion: Request, terminal: do.Fail | do.Cancelled) -> Failure:
+    if isinstance(terminal, do.Fail):
+        text = f"its companion {companion.id} has failed: {terminal.failure.detail}"
+        return msgspec.structs.replace(terminal.failure, detail=text)
+    return Failure(
+        kind=FailureKind.STAGE_ERROR,
+        detail=f"its companion {companion.id} was aborted",
+        code="companion_lost",
     )
 
 

@@ -45,7 +45,14 @@ def waits_of(request: Request, pools: Mapping[StageId, Pool], limits: Limits) ->
 def _queue_waits(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> Iterator[Wait]:
     """Yield the wait for the first slots, or for the input without which none are needed."""
     ready = [task.ready_at for task in request.tasks.values() if task.state is TaskState.READY]
-    if ready:
+    if not request.is_complete:
+        timeout_s = limits.queue_timeout_s
+        missing = request.party_size - len(request.party)
+        detail = f"{missing} of its companions did not come in {timeout_s:g} s"
+        yield Wait(request.submitted_at + timeout_s, _too_long(detail, "client"))
+    elif not request.is_leader:
+        return  # its leader waits for both
+    elif ready:
         yield from _slot_waits("queue", request.plan.stages, min(ready), pools, limits)
     else:
         yield from _input_waits(request, limits)

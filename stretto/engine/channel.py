@@ -234,6 +234,8 @@ class Channel:
         affinity: Affinity | None = None,
         label: str = "",
         open_inputs: Sequence[str] = (),
+        companions: int = 0,
+        companion_of: Stream | None = None,
     ) -> Stream:
         """Submit a request; never blocks. Whether it is accepted is the stream's first news.
 
@@ -248,6 +250,8 @@ class Channel:
             affinity: Which replicas it should meet again.
             label: The client's own id, for people.
             open_inputs: Inputs that go on after this; see `Stream.append`.
+            companions: So many requests follow that go with this one; see `Engine.generate`.
+            companion_of: The request that this one goes with.
 
         Raises:
             EngineDead: The channel has ended.
@@ -270,6 +274,8 @@ class Channel:
             affinity=affinity,
             label=label,
             open_inputs=tuple(InputName(name) for name in open_inputs),
+            companions=companions,
+            companion_of=None if companion_of is None else companion_of.number,
         )
         body = b"".join((*(data for _, _, data in encoded), option_data))
         self._send_checked(message, body)

@@ -301,6 +301,11 @@ class Stream:
         self._loop = loop
 
     @property
+    def number(self) -> int:
+        """The request's number on its channel."""
+        return self._inbox.number
+
+    @property
     def timings(self) -> Timings | None:
         """Where the request's time went; `None` until it has finished well."""
         return self._inbox.timings

@@ -59,6 +59,8 @@ class Submit(_Message, frozen=True, tag=2):
     label: str
     affinity: Affinity | None = None
     open_inputs: tuple[InputName, ...] = ()
+    companions: int = 0
+    companion_of: int | None = None
 
 
 class Append(_Message, frozen=True, tag=11):

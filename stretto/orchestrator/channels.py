@@ -304,6 +304,10 @@ class Channels:
             label=message.label,
             affinity=message.affinity,
             open_inputs=message.open_inputs,
+            companions=message.companions,
+            companion_of=(
+                None if message.companion_of is None else _request_id(peer, message.companion_of)
+            ),
         )
 
     def _appended(

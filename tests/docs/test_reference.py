@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import stretto
+from scripts import contract
 from scripts.reference import TARGET, page
 from stretto import errors
 from stretto.errors import StrettoError
@@ -95,3 +96,9 @@ def test_the_example_prints_what_its_page_says() -> None:
         timeout=50,
     )
     assert done.stdout == "THE NEXT VOICE ENTERS EARLY!!\n"
+
+
+def test_the_contract_page_is_fresh_and_no_row_is_without_a_test() -> None:
+    """`python -m scripts.contract` writes what is committed."""
+    assert contract.unpinned() == []
+    assert contract.TARGET.read_text() == contract.page()

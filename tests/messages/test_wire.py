@@ -68,7 +68,7 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
         1, SPEECH, ((TEXT, inline("", 3)),), (AUDIO,), inline("", 4), 9.5, 1, None, "mine"
     ),
     channel.Submit(2, SPEECH, ((TEXT, shm("t")),), (), None, None, 0, None, ""),
-    channel.Submit(3, SPEECH, (), (), None, None, 0, None, "", None, (TEXT,)),
+    channel.Submit(3, SPEECH, (), (), None, None, 0, None, "", None, (TEXT,), 1, 2),
     channel.Append(3, TEXT, inline("", 3)),
     channel.CloseInput(3, TEXT),
     channel.Abort(1, acknowledge=True),

@@ -63,7 +63,7 @@ class Observed:
         text = self.metrics.render(self.router.statistics())
         return {family.name: family for family in text_string_to_metric_families(text)}
 
-    def value(self, name: str, **labels: str) -> float:
+    def value(self, name: str, /, **labels: str) -> float:
         """Return one sample's value; 0 if there is none."""
         for family in self.families().values():
             for sample in family.samples:

@@ -15,7 +15,7 @@ from stretto.errors import ConfigError
 from stretto.sim.capacity import Answer, Report, Spread, StageLoad, Target, measure, search
 from stretto.sim.distributions import LENGTHS, distribution
 from stretto.sim.picture import histogram, svg
-from stretto.sim.storm import Broken, Weather, storms
+from stretto.sim.storm import Broken, Weather, storm, storms
 from stretto.sim.workload import StageModel, Workload
 from stretto.types import OutputName, StageId
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stretto.config.settings import Settings
+    from stretto.core.graph import Deployment
+    from stretto.sim.world import World
 
 T = TypeVar("T")
 
@@ -289,6 +291,7 @@ def simulate_storms(
     seeds: int,
     first: int = 0,
     as_json: bool = False,
+    run: Callable[[int, Deployment | None], World] = storm,
 ) -> int:
     """Run storms of faults over small worlds; return 1 if one breaks its world, and print its seed.
 
@@ -299,6 +302,7 @@ def simulate_storms(
         seeds: How many storms.
         first: The first one's seed.
         as_json: Print JSON.
+        run: Runs one storm.
 
     Raises:
         ConfigError: The pipeline or a flag is wrong.
@@ -308,7 +312,7 @@ def simulate_storms(
     deployed = None
     if pipeline is not None:
         deployed = load_settings([pipeline], environ=environ).deployment()
-    seen, broken = storms(range(first, first + seeds), deployed)
+    seen, broken = storms(range(first, first + seeds), deployed, run)
     if as_json:
         say(msgspec.json.encode({"seen": seen, "broken": broken}).decode())
     else:

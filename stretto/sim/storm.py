@@ -122,32 +122,6 @@ def together(weathers: Iterable[Weather]) -> Weather:
     )
 
 
-def storms(
-    seeds: Iterable[int],
-    deployed: Deployment | None = None,
-    *,
-    run: Callable[[int, Deployment | None], World] | None = None,
-) -> tuple[Weather, Broken | None]:
-    """Run the storms of some seeds until one breaks its world; return what was seen, and that one.
-
-    Args:
-        seeds: One world each.
-        deployed: What is served; `None` takes one of `shapes` by the seed.
-        run: Runs one storm; for tests.
-    """
-    seen: list[Weather] = []
-    for seed in seeds:
-        try:
-            seen.append(weather_of((run or storm)(seed, deployed)))
-        except Exception as error:  # noqa: BLE001 - a world may break in any way; its seed is told
-            return together(seen), Broken(
-                seed=seed,
-                error=f"{type(error).__name__}: {error}",
-                trace=traceback.format_exc(),
-            )
-    return together(seen), None
-
-
 def storm(seed: int, deployed: Deployment | None = None) -> World:
     """Return a world after its storm, shut down and checked.
 
@@ -171,6 +145,31 @@ def storm(seed: int, deployed: Deployment | None = None) -> World:
     world.run(until=ends_at + 30.0)
     world.finish()
     return world
+
+
+def storms(
+    seeds: Iterable[int],
+    deployed: Deployment | None = None,
+    run: Callable[[int, Deployment | None], World] = storm,
+) -> tuple[Weather, Broken | None]:
+    """Run the storms of some seeds until one breaks its world; return what was seen, and that one.
+
+    Args:
+        seeds: One world each.
+        deployed: What is served; `None` takes one of `shapes` by the seed.
+        run: Runs one storm.
+    """
+    seen: list[Weather] = []
+    for seed in seeds:
+        try:
+            seen.append(weather_of(run(seed, deployed)))
+        except Exception as error:  # noqa: BLE001 - a world may break in any way; its seed is told
+            return together(seen), Broken(
+                seed=seed,
+                error=f"{type(error).__name__}: {error}",
+                trace=traceback.format_exc(),
+            )
+    return together(seen), None
 
 
 def _plan_arrivals(world: World) -> float:

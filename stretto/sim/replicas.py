@@ -99,7 +99,7 @@ class SimReplica:
     def called(self, command: do.CallReplica) -> None:
         """Let a call travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
-        self._world.after(self._down_at - self._world.now, lambda: self._call(command))
+        self._world.at(self._down_at, lambda: self._call(command))
 
     def die(self, reason: str) -> None:
         """End at once; the news travels behind what was sent before, overtakes it, or takes its place."""

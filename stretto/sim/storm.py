@@ -1,9 +1,9 @@
 """Storms: small worlds in which everything goes wrong that can, each from a seed.
 
-Replicas die, freeze, fail to start and come back, messages are delayed, lost with their link or come
-twice, clients stall, abort or vanish with their API process, operators drain and scale, and bursts
-overfill the queue. The invariants are checked after every event; a world that ends is shut down and
-must leave nothing behind.
+Replicas die, freeze, fail to start and come back; messages are delayed, lost with their link, or come
+twice; clients stall, abort, or vanish with their API process; operators drain, scale, and call methods
+that want a replica for themselves; bursts overfill the queue. The invariants are checked after every
+event. A world that ends is shut down and must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from stretto.core.graph import (
     PipelineSpec,
     StageSpec,
 )
+from stretto.sim.replicas import METHODS
 from stretto.sim.world import Habits, World
 from stretto.types import ChannelId, InputName, OutputName, PipelineName, StageId
 
@@ -50,6 +51,9 @@ HABITS = Habits(
 REQUESTS = 12
 BURST = 15
 """So many requests come at once in some storms: more than there are slots and places in the queue."""
+
+CALLS = 6
+"""So many methods are called in some storms."""
 
 _A, _B, _C, _D = (StageId(name) for name in "abcd")
 _TEXT = InputName("text")
@@ -141,6 +145,9 @@ def storm(seed: int, deployed: Deployment | None = None) -> World:
     if world.chance(0.5):
         world.after(world.upto(ends_at), lambda: _operate(world))
     if world.chance(0.5):
+        for _ in range(CALLS):
+            world.after(world.upto(ends_at), lambda: _call(world))
+    if world.chance(0.5):
         world.after(ends_at + 0.1, lambda: world.close_channel(CHANNELS[0]))
     world.run(until=ends_at + 30.0)
     world.finish()
@@ -199,6 +206,13 @@ def _operate(world: World) -> None:
     for stage in world.router.deployment.stages:
         number = world.random.randint(1, 3)
         world.tell(on.ScaleRequested(now=world.now, stage=stage.id, replicas=number))
+
+
+def _call(world: World) -> None:
+    """Have a method called at the replicas of one stage, or of all."""
+    which = () if world.chance(0.5) else (world.random.choice(world.router.deployment.stages).id,)
+    method, _ = world.random.choice(METHODS)
+    world.call(world.random.choice(CHANNELS), method, which, timeout_s=world.upto(5.0))
 
 
 # ---------------------------------------------------------------------- what is stormed

@@ -20,7 +20,7 @@ SEEDS = int(os.environ.get("STORM_SEEDS", "200"))
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.slow
-def test_no_storm_breaks_a_world(seed: int) -> None:
+def test_row_F6_whatever_happens_each_request_ends_once_and_nothing_is_left(seed: int) -> None:
     """Each world ends clean; the seed of a failure is the parameter in its name."""
     world = storm(seed)
     assert set(world.terminals) == set(world.clients)

@@ -74,7 +74,7 @@ class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
         utilisation: The share of its replicas' time that they computed while requests came.
         chunks: How many chunks they made.
         batch: How many tasks a step advanced on average.
-        slot_wait_s: How long a task waited for a replica with a free slot, after its request had started.
+        slot_wait_s: How long a task that had input waited for a slot; at an entry stage this is the queue.
         step_wait_s: How long a chunk waited for its step, in a replica.
         first_wait_s: The same of each task's first chunk.
     """

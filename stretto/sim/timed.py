@@ -244,7 +244,7 @@ class Listener(SimClient):
         submitted_at: When it asked, in virtual seconds.
         playback: How that sounds.
         queued_s: How long its request waited in the queue, if it has ended well.
-        slot_waits_s: How long each of its tasks then waited for a replica.
+        slot_waits_s: How long each of its tasks waited for a slot once it had input.
         is_finished: Its request has ended well.
     """
 

@@ -1,9 +1,9 @@
 """Storms: small worlds in which everything goes wrong that can, each from a seed.
 
 Replicas die, freeze, fail to start and come back; messages are delayed, lost with their link, or come
-twice; clients stall, abort, or vanish with their API process; operators drain, scale, and call methods
-that want a replica for themselves; bursts overfill the queue. The invariants are checked after every
-event. A world that ends is shut down and must leave nothing behind.
+twice; clients send piece by piece, stall, abort, or vanish with their API process; operators drain,
+scale, and call methods that want a replica for themselves; bursts overfill the queue. The invariants
+are checked after every event. A world that ends is shut down and must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from stretto.types import ChannelId, InputName, OutputName, PipelineName, StageI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from stretto.types import RequestId
 
 CHANNELS = (ChannelId("1.1"), ChannelId("1.2"))
 LIMITS = Limits(max_queued=6, retention_bytes=6000, cancel_timeout_s=1.0, client_window_bytes=2000)
@@ -195,7 +197,22 @@ def _plan_arrivals(world: World) -> float:
 def _arrive(world: World) -> None:
     pipeline = world.random.choice(world.router.deployment.pipelines)
     outputs = () if world.chance(0.5) else (world.random.choice(pipeline.outputs).name,)
-    world.submit(world.random.choice(CHANNELS), pipeline.name, pipeline.inputs, outputs)
+    is_open = world.chance(0.3)
+    channel = world.random.choice(CHANNELS)
+    request = world.submit(channel, pipeline.name, pipeline.inputs, outputs, is_open=is_open)
+    if is_open:
+        for name in pipeline.inputs:
+            _plan_input(world, request, name)
+
+
+def _plan_input(world: World, request: RequestId, name: InputName) -> None:
+    """Let some more of an open input come, and its end, unless the client forgets it."""
+    at_s = 0.0
+    for _ in range(world.random.randrange(4)):
+        at_s += world.upto(0.5)
+        world.after(at_s, lambda: world.append(request, name))
+    if world.chance(0.9):
+        world.after(at_s + world.upto(0.5), lambda: world.close_input(request, name))
 
 
 def _operate(world: World) -> None:

@@ -220,6 +220,7 @@ class World:
         outputs: tuple[OutputName, ...] = (),
         *,
         units: int | None = None,
+        is_open: bool = False,
     ) -> RequestId:
         """Submit a request now, for a client that takes its outputs.
 
@@ -229,6 +230,7 @@ class World:
             inputs: What it brings.
             outputs: What it wants; empty means all.
             units: How many units each input counts as; `None` for a usual chunk, and a random priority.
+            is_open: More of each input follows; see `append` and `close_input`.
         """
         request = RequestId(f"{channel}-{len(self.clients) + 1}")
         self.clients[request] = self._make_client(self, request, channel)
@@ -240,12 +242,24 @@ class World:
                 pipeline=pipeline,
                 inputs=tuple((name, self.payload(100, INLINE, units)) for name in inputs),
                 outputs=outputs,
+                open_inputs=inputs if is_open else (),
                 options=self.payload(20, INLINE) if self.chance(0.5) else None,
                 priority=self.random.randrange(2) if units is None else 0,
             )
         )
         self.clients[request].begin()
         return request
+
+    def append(self, request: RequestId, name: InputName) -> None:
+        """Let a client send more of an open input, unless it has vanished."""
+        if not self.clients[request].is_gone:
+            more = self.payload(100, INLINE)
+            self.tell(on.InputAppended(now=self.now, request=request, input=name, payload=more))
+
+    def close_input(self, request: RequestId, name: InputName) -> None:
+        """Let a client end an open input, unless it has vanished."""
+        if not self.clients[request].is_gone:
+            self.tell(on.InputClosed(now=self.now, request=request, input=name))
 
     def call(
         self,

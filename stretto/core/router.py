@@ -1589,6 +1589,8 @@ class Router:
         assert pool.free == sum(place.slots - len(place.bound) for place in ready), (
             f"{pool.spec.id}: free"
         )
+        openings = {place.id.slot: len(place.bound) for place in ready if place.has_room}
+        assert pool.openings.loads() == openings, f"{pool.spec.id}: openings"
         tasks = [r.tasks[pool.spec.id] for r in self._requests.values() if pool.spec.id in r.tasks]
         assert pool.reserved == sum(task.has_reserved for task in tasks), (
             f"{pool.spec.id}: reserved"

@@ -45,6 +45,7 @@ def test_every_flag_is_listed() -> None:
             "story",
             "call",
             "replay",
+            "simulate",
             "scale",
             "drain",
             "config show",

@@ -26,6 +26,7 @@ ALLOWED = {
     "replica/process.py:_live": "the top of the process: report, then exit",
     "replica/runtime.py:Replica._load": "a model may fail to load in any way",
     "replica/streaming.py:StreamDriver._play": "whatever a backend raises fails its task only",
+    "sim/storm.py:storms": "a world may break in any way; its seed is told",
     "testing/backend_suite.py:_Check._play_stream": "as in the replica, whose part it plays",
     "testing/backend_suite.py:_step": "as in the replica, whose part it plays",
 }

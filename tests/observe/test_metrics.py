@@ -12,6 +12,7 @@ from stretto.core.graph import Limits, StageSpec
 from stretto.errors import InvalidTransition
 from stretto.messages.channel import HttpDone
 from stretto.observe.metrics import Metrics
+from stretto.sim.storm import HABITS
 from stretto.sim.world import World
 from stretto.types import PipelineName
 from tests.core.builders import (
@@ -38,7 +39,6 @@ from tests.core.builders import (
     task,
 )
 from tests.repository.project import ROOT
-from tests.simulation.test_world import ROUGH
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -136,7 +136,7 @@ def test_outcomes_add_up_after_a_storm() -> None:
     limits = Limits(max_queued=8, retention_bytes=6000, cancel_timeout_s=1.0)
     stages = tuple(StageSpec(id=s, slots=2, replicas=2, chunk_timeout_s=3.0) for s in (A, B))
     deployed = line_of_2(limits=limits, stages=stages)
-    world = World(deployed, seed=11, habits=ROUGH, observe=metrics.observe)
+    world = World(deployed, seed=11, habits=HABITS, observe=metrics.observe)
     world.open_channel(API)
 
     def arrive() -> None:

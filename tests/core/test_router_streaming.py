@@ -241,3 +241,36 @@ def test_a_boundary_ahead_of_what_was_fed_is_impossible() -> None:
     )
     with pytest.raises(InvalidTransition, match="bug in Stretto"):
         router.handle(wrong)
+
+
+def test_row_F2_what_lies_behind_a_boundary_comes_again() -> None:
+    """Three pieces, a boundary behind the first: the next attempt gets the second and the third."""
+    router = started(line_of_2(limits=LIMITS), loaded=False)
+    for stage in (A, B):
+        which = replica(stage)
+        router.feed(
+            on.ReplicaJoined(now=0.0, replica=which),
+            on.ReplicaReady(now=0.0, replica=which, slots=4, recovery="replay"),
+        )
+    router.handle(
+        on.RequestSubmitted(
+            now=0.0,
+            channel=API,
+            request=R1,
+            pipeline=line_of_2().pipelines[0].name,
+            inputs=(),
+            open_inputs=(TEXT,),
+        )
+    )
+    router.feed(appended("x"), appended("y"), appended("z"), consumed(3, stage=A, edge_id=IN))
+    chunk = on.ChunkProduced(
+        now=0.0,
+        task=task(A),
+        seq=0,
+        payload=inline("c", 1),
+        length=4,
+        boundary=Boundary(b"1", {IN: (1, 0)}),
+    )
+    assert do.Release(payload=inline("x", 10)) in router.handle(chunk)
+    router.feed(died(replica(A)), passed(1.0))
+    assert fed(ready(router, replica(A, 0, 2), now=1.0)) == [(1, "y"), (2, "z")]

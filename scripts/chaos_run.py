@@ -38,8 +38,9 @@ from stretto.transport.run_directory import RunDirectory
 if TYPE_CHECKING:
     from stretto.config.settings import Settings
 
-PROGRESS_TIMEOUT_S = 2.0
-"""A stopped replica is evicted after so long; the default, 30 s, would leave most of a run without it."""
+PROGRESS_TIMEOUT_SHARE = 0.6
+"""A stopped replica is evicted after this share of the time between faults. The default, 30 s, would have all
+replicas stopped at once, and requests that meet three of them in a row are taken for poison."""
 
 SETTLE_S = 30.0
 WARM_UP_S = 60.0
@@ -76,11 +77,11 @@ class Footprint:
     files: int
 
 
-def settings_of(pipeline: str) -> Settings:
+def settings_of(pipeline: str, progress_timeout_s: float) -> Settings:
     """Return the pipeline with two replicas a stage that are given up quickly."""
     settings = load_settings([pipeline], environ={})
     stages = tuple(
-        msgspec.structs.replace(stage, replicas=2, progress_timeout_s=PROGRESS_TIMEOUT_S)
+        msgspec.structs.replace(stage, replicas=2, progress_timeout_s=progress_timeout_s)
         for stage in settings.stages
     )
     return msgspec.structs.replace(settings, stages=stages)
@@ -220,7 +221,8 @@ async def check_rest(engine: Engine, before: Footprint, outcome: Outcome) -> Non
 async def run(arguments: argparse.Namespace) -> Outcome:
     """Run the whole experiment."""
     outcome = Outcome()
-    async with Engine.from_pipeline(settings_of(arguments.pipeline)) as engine:
+    timeout_s = PROGRESS_TIMEOUT_SHARE * arguments.every
+    async with Engine.from_pipeline(settings_of(arguments.pipeline, timeout_s)) as engine:
         run_name = own_run()
         await settled(engine)
         expected = [await answer(engine, number) for number in range(4)]

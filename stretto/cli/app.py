@@ -293,6 +293,35 @@ def drain(
     raise typer.Exit(drain_replica(replica, typer.echo, only=run, replace=replace))
 
 
+replica_verbs = typer.Typer(help="Serve a stage from another host.", no_args_is_help=True)
+app.add_typer(replica_verbs, name="replica")
+
+
+@replica_verbs.command("join")
+def replica_join(
+    *,
+    stage: Annotated[str, typer.Option(metavar="STAGE", help="Which stage of the server.")],
+    connect: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="The server's `orchestrator.join_address`."),
+    ],
+    silence: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Take a server that is silent for so long for gone."),
+    ] = 6.0,
+) -> None:
+    """Join a running server as one more replica; the token is in STRETTO_ORCHESTRATOR__JOIN_TOKEN."""
+    from stretto.config.settings import TOKEN_VARIABLE
+    from stretto.replica.process import join
+    from stretto.transport.tcp import address_of
+    from stretto.types import StageId
+
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(f"{TOKEN_VARIABLE} is not set; give it the server's join token")
+    raise typer.Exit(join(StageId(stage), address_of(connect), token, silence))
+
+
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)
 app.add_typer(config, name="config")
 

@@ -1,0 +1,105 @@
+"""Starts real `stretto replica join` processes, and engines that they may join."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tests.e2e.engines import scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from stretto.config.settings import Settings
+
+TOKEN = "a token for tests only"  # noqa: S105 - it is one
+VARIABLE = "STRETTO_ORCHESTRATOR__JOIN_TOKEN"
+
+
+def joinable(settings: Settings | None = None, **replicas: int) -> Settings:
+    """Return settings with a door on a free port of this host."""
+    settings = settings or scripted(**replicas)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    orchestrator = msgspec.structs.replace(
+        settings.orchestrator, join_address=address, join_token=TOKEN
+    )
+    return msgspec.structs.replace(settings, orchestrator=orchestrator)
+
+
+class Joined:
+    """A process that joins, with what it writes."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_line(self, text: str, count: int = 1, timeout_s: float = 20.0) -> None:
+        """Wait until so many of its lines have had this text."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while sum(text in line for line in self.lines) < count:
+                left = deadline - time.monotonic()
+                assert left > 0, f"{text!r} did not come {count} times in:\n" + "\n".join(
+                    self.lines
+                )
+                self._changed.wait(left)
+
+    def stop(self, number: int, timeout_s: float = 10.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = 10.0) -> int:
+        """Wait for its end and return the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def joining(
+    address: object,
+    stage: str,
+    *arguments: str,
+    token: str = TOKEN,
+    inside: Sequence[str] = (),
+) -> Generator[Joined]:
+    """Run a process that joins a stage until the block ends.
+
+    Args:
+        address: Where.
+        stage: Which stage.
+        arguments: Further arguments of the verb.
+        token: What it knows.
+        inside: A command that runs it, for example in a network namespace.
+    """
+    verb = [sys.executable, "-m", "stretto", "replica", "join", "--stage", stage]
+    joined = Joined([*inside, *verb, "--connect", str(address), *arguments], {VARIABLE: token})
+    try:
+        yield joined
+    finally:
+        if joined.process.poll() is None:
+            joined.process.kill()
+        joined.ended()

@@ -1,0 +1,70 @@
+"""Replicas that join over TCP: they serve, are lost, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen
+from tests.e2e.joining import joinable, joining
+
+pytestmark = pytest.mark.e2e
+
+SAMPLES = 10 * 480
+
+
+def script(delay_s: float) -> Script:
+    """Return a script whose ten chunks come at this pace."""
+    return {"tone": {"chunks": 10, "delay_s": delay_s}, "relay": {}}
+
+
+async def test_situation_N2_a_stage_without_replicas_serves_when_one_has_joined() -> None:
+    """The request that waited is served; what the stage is meant to have stays 0."""
+    settings = joinable(tone=0)
+    async with engine_of(settings) as engine:
+        waiting = asyncio.create_task(listen(engine, "waits"))
+        with joining(settings.orchestrator.join_address, "tone") as joined:
+            heard = await waiting
+            assert (heard.error, heard.samples("waits")) == (None, SAMPLES)
+            (view,) = [view for view in engine.readiness.stages if view.stage == "tone"]
+            assert (view.target, view.ready) == (0, 1)
+            await all_idle(engine)
+            gone = coming(engine, lambda s: s.replica.stage == "tone" and s.state == "stopped")
+            assert joined.stop(signal.SIGTERM) == 0, joined.lines
+            await in_time(gone)
+            assert not engine.readiness.is_ready
+
+
+async def test_a_signal_lets_it_finish_what_it_has() -> None:
+    """The stream that runs there is not touched; the process ends when it is done."""
+    settings = joinable(tone=0)
+    async with engine_of(settings) as engine:
+        with joining(settings.orchestrator.join_address, "tone") as joined:
+            heard = Heard()
+            running = asyncio.create_task(listen(engine, "runs", script(0.1), heard))
+            await heard.has_begun.wait()
+            code = await asyncio.to_thread(joined.stop, signal.SIGINT)
+            await running
+            assert (code, heard.error, heard.samples("runs")) == (0, None, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("stage", "token", "code", "text"),
+    [
+        ("tone", "another token altogether", 2, "token is not this server's"),
+        ("vocoder", None, 1, "no stage 'vocoder'; this server has: relay, tone"),
+    ],
+)
+async def test_who_may_not_join_is_told_why(
+    stage: str, token: str | None, code: int, text: str
+) -> None:
+    """In one line, and it does not try again; the engine goes on."""
+    settings = joinable()
+    async with engine_of(settings) as engine:
+        given = {} if token is None else {"token": token}
+        with joining(settings.orchestrator.join_address, stage, **given) as joined:
+            assert await asyncio.to_thread(joined.ended) == code, joined.lines
+            assert text in joined.lines[-1]
+        await all_idle(engine)

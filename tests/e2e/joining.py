@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -16,7 +17,7 @@ import msgspec
 from tests.e2e.engines import scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     from stretto.config.settings import Settings
 
@@ -103,3 +104,64 @@ def joining(
         if joined.process.poll() is None:
             joined.process.kill()
         joined.ended()
+
+
+class Proxy:
+    """A TCP relay between a joiner and its server whose connections a test can cut."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    async def open(self, port: int = 0) -> None:
+        """Accept connections."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    def cut(self) -> None:
+        """End every connection, and accept none."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def restore(self) -> None:
+        """Accept connections again, at the same address."""
+        await self.open(int(self.address.rpartition(":")[2]))
+
+    async def aclose(self) -> None:
+        """Cut everything and wait for what ran."""
+        self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._target.rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        self._writers += [writer, back]
+        for source, sink in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+
+@contextlib.asynccontextmanager
+async def proxy_to(target: object) -> AsyncGenerator[Proxy]:
+    """Run a relay until the block ends."""
+    proxy = Proxy(str(target))
+    await proxy.open()
+    try:
+        yield proxy
+    finally:
+        await proxy.aclose()

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen
-from tests.e2e.joining import joinable, joining
+from tests.e2e.joining import joinable, joining, proxy_to
 
 pytestmark = pytest.mark.e2e
 
@@ -68,3 +68,65 @@ async def test_who_may_not_join_is_told_why(
             assert await asyncio.to_thread(joined.ended) == code, joined.lines
             assert text in joined.lines[-1]
         await all_idle(engine)
+
+
+async def test_situation_N3_a_lost_link_costs_no_request_and_the_model_stays() -> None:
+    """Cut in mid-stream, the task is replayed at the new incarnation: the audio is byte-identical."""
+    settings = joinable(tone=0)
+    async with (
+        engine_of(settings) as engine,
+        proxy_to(settings.orchestrator.join_address) as proxy,
+    ):
+        with joining(proxy.address, "tone") as joined:
+            for cut in (1, 2):
+                heard = Heard()
+                running = asyncio.create_task(listen(engine, f"{cut}", script(0.1), heard))
+                await heard.has_begun.wait()
+                proxy.cut()
+                await asyncio.to_thread(joined.wait_line, "lost the link", cut)
+                await proxy.restore()
+                await running
+                assert (heard.error, heard.samples(f"{cut}")) == (None, SAMPLES)
+                await asyncio.to_thread(joined.wait_line, f"as tone/0#{cut + 1}")
+            await all_idle(engine)
+            answers = await engine.collective_rpc("statistics", stages=["tone"])
+            assert len(answers) == 1
+            assert joined.process.poll() is None
+
+
+async def test_one_that_dies_is_replaced_by_one_that_joins() -> None:
+    """What it held goes on at the newcomer, which takes over its place."""
+    settings = joinable(tone=0)
+    address = settings.orchestrator.join_address
+    async with engine_of(settings) as engine:
+        heard = Heard()
+        running = asyncio.create_task(listen(engine, "dies", script(0.1), heard))
+        with joining(address, "tone") as first:
+            await heard.has_begun.wait()
+            first.process.kill()
+            with joining(address, "tone") as second:
+                await running
+                assert (heard.error, heard.samples("dies")) == (None, SAMPLES)
+                await asyncio.to_thread(second.wait_line, "as tone/0#2")
+                await all_idle(engine)
+
+
+async def test_a_drained_one_does_not_come_back() -> None:
+    """Its process ends well, although nobody has sent it a signal."""
+    settings = joinable(tone=1)
+    address = settings.orchestrator.join_address
+    async with engine_of(settings) as engine:
+        ready = coming(engine, lambda s: str(s.replica) == "tone/1#1" and s.state == "ready")
+        with joining(address, "tone") as joined:
+            state = await in_time(ready)
+            await engine.drain(state.replica)
+            assert await asyncio.to_thread(joined.ended) == 0
+        await all_idle(engine)
+
+
+async def test_it_waits_for_a_server_that_is_not_there_yet() -> None:
+    """It says so once, and leaves at a signal."""
+    settings = joinable()
+    with joining(settings.orchestrator.join_address, "tone") as joined:
+        await asyncio.to_thread(joined.wait_line, "Connection refused; trying again")
+        assert await asyncio.to_thread(joined.stop, signal.SIGTERM) == 0

@@ -21,6 +21,7 @@ from stretto.errors import ConfigError
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
 from stretto.transport.listening import listen_unix, private_directory, socket_base
+from stretto.transport.pulling import PayloadServer, payload_token
 from stretto.transport.run_directory import SHARED_MEMORY_BASE, RunDirectory
 from stretto.transport.tcp import Address, address_of, listen_tcp
 from stretto.types import RunId
@@ -121,6 +122,7 @@ class OrchestratorSupervisor:
         self._payloads: RunDirectory | None = None
         self._listener: socket.socket | None = None
         self._join_listener: socket.socket | None = None
+        self._payload_server: PayloadServer | None = None
         self._life: Life | None = None
         self._started_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -162,6 +164,9 @@ class OrchestratorSupervisor:
             self._run_directory = private_directory(self.run)
             self._listener = listen_unix(self.channel_path)
             self._join_listener = _listen_for_joins(self._settings.orchestrator)
+            if self.join_address is not None:
+                silence_s = self._settings.orchestrator.join_silence_s
+                self._payload_server = PayloadServer(self.join_address.host, silence_s)
             self._start_epoch()
         except BaseException:
             self._release()
@@ -216,6 +221,7 @@ class OrchestratorSupervisor:
             run_directory=self._run_directory.path,
             shared_memory_dir=self._payloads.path if self._payloads is not None else None,
             settings=self._settings,
+            payload_port=(0 if self._payload_server is None else self._payload_server.address.port),
             join_fd=None if self._join_listener is None else self._join_listener.fileno(),
         )
         self._started_at = time.monotonic()
@@ -231,6 +237,9 @@ class OrchestratorSupervisor:
             self._payloads = RunDirectory.create(f"{self.run}-{self.epoch}")
         except OSError:
             self._payloads = None
+        if self._payload_server is not None and self._payloads is not None:
+            token = payload_token(self._settings.orchestrator.join_token, self.run)
+            self._payload_server.serve(self._payloads.path, token)
 
     def _on_exit(self, reason: str) -> None:
         if self._is_stopping:
@@ -266,6 +275,8 @@ class OrchestratorSupervisor:
         for listener in (self._listener, self._join_listener):
             if listener is not None:
                 listener.close()
+        if self._payload_server is not None:
+            self._payload_server.close()
         if self._on_release is not None:
             self._on_release()
         for directory in (self._payloads, self._run_directory):

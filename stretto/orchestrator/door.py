@@ -21,10 +21,12 @@ from stretto.orchestrator.links import DECODER, MAX_UNSENT_BYTES
 from stretto.orchestrator.strangers import HELLO_TIMEOUT_S, Strangers
 from stretto.transport.connection import Connection
 from stretto.transport.listening import BACKLOG
+from stretto.transport.pulling import place_of
+from stretto.transport.tcp import Address
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stretto.core import commands as do
     from stretto.orchestrator.dispatcher import Dispatcher
@@ -59,6 +61,7 @@ class Door:
         token: What both ends must know.
         run: The run that is joined.
         clock: Monotonic seconds.
+        payload_port: Where payload files of this host can be pulled.
         patience_s: How long a stranger may take.
     """
 
@@ -69,12 +72,14 @@ class Door:
         token: str,
         run: RunId,
         clock: Clock,
+        payload_port: int = 0,
         patience_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         self._dispatcher = dispatcher
         self._links = links
         self._token = token
         self._clock = clock
+        self._payload_port = payload_port
         self._strangers = Strangers("join", run, patience_s)
         self._challenges: dict[Connection[link.Up], bytes] = {}
         self._offered: dict[int, _Offered] = {}
@@ -104,7 +109,9 @@ class Door:
         return connection
 
     def admit(
-        self, command: do.AdmitReplica, launch_spec: Callable[[ReplicaId, str, str], LaunchSpec]
+        self,
+        command: do.AdmitReplica,
+        launch_spec: Callable[[ReplicaId, str, str, Mapping[str, object]], LaunchSpec],
     ) -> None:
         """Make a link of the connection, and tell its process what to be."""
         found = self._offered.pop(command.connection, None)
@@ -117,11 +124,17 @@ class Door:
         self._strangers.left(connection)
         # Its payload files outlive a lost link, so their owner is the process, not its incarnation.
         owner = f"{command.replica.stage}-joined-{command.nonce}"
-        spec = launch_spec(command.replica, command.nonce, owner)
+        place = place_of(Address(connection.hosts[1], offer.payload_port))
+        runtime = {
+            "payload_place": place,
+            "payload_keys": self._links.kept(owner),
+            "payload_port": self._payload_port,
+        }
+        spec = launch_spec(command.replica, command.nonce, owner, runtime)
         launch = msgspec.msgpack.encode(spec)
         parts = proofs.parts_of(challenge, offer)
         connection.send(link.Accepted(launch, proofs.proof(self._token, "accept", launch, *parts)))
-        self._links.adopt(connection, command.replica, command.nonce, owner)
+        self._links.adopt(connection, command.replica, command.nonce, owner, place)
         log.info("%s has joined from %s, process %d", command.replica, offer.host, offer.pid)
 
     def refuse(self, command: do.RefuseReplica) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, assert_never
 from stretto.core import commands as do
 from stretto.messages import channel, link
 from stretto.orchestrator.channels import Channels, number_of
+from stretto.transport.pulling import payload_token
 from stretto.types import Launcher, LaunchSpec, ReplicaId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stretto.config.process_specs import OrchestratorSpec
     from stretto.orchestrator.calls import CallValues
@@ -189,9 +190,11 @@ class Executor:
         nonce = secrets.token_hex(16)
         owner = f"{replica.stage}-{replica.slot}-{replica.incarnation}"
         self._links.expect(replica, nonce, owner)
-        self._launcher.start(self._launch_spec(replica, nonce, owner), self._links.exited)
+        self._launcher.start(self._launch_spec(replica, nonce, owner, {}), self._links.exited)
 
-    def _launch_spec(self, replica: ReplicaId, nonce: str, owner: str) -> LaunchSpec:
+    def _launch_spec(
+        self, replica: ReplicaId, nonce: str, owner: str, runtime: Mapping[str, object]
+    ) -> LaunchSpec:
         stage = self._stages[replica.stage]
         return LaunchSpec(
             replica=replica,
@@ -213,6 +216,15 @@ class Executor:
                 "module_folders": self._spec.settings.module_folders,
                 "shared_memory_bytes": stage.shared_memory_bytes,
                 "payload_owner": owner,
+                "payload_token": payload_token_of(self._spec),
+                **runtime,
             },
             environment=stage.environment,
         )
+
+
+def payload_token_of(spec: OrchestratorSpec) -> str:
+    """Return what gives access to payload files of other hosts; empty if there are no other hosts."""
+    if spec.join_fd is None:
+        return ""
+    return payload_token(spec.settings.orchestrator.join_token, spec.run)

@@ -19,7 +19,17 @@ from stretto.messages import MAX_CALL_BYTES, PROTOCOL_VERSION, link
 from stretto.orchestrator.payloads import PayloadTable, owner_of
 from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
-from stretto.types import INLINE, CallId, Clock, PayloadRef, ReplicaId, RunId, StageId, TaskKey
+from stretto.types import (
+    INLINE,
+    SHARED_MEMORY,
+    CallId,
+    Clock,
+    PayloadRef,
+    ReplicaId,
+    RunId,
+    StageId,
+    TaskKey,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +77,8 @@ class Link:
         self.has_loaded = False
         self.closed_reason: str | None = None
         self.exit_reason: str | None = None
+        self.place = SHARED_MEMORY
+        """Where its payload files are."""
         self.is_joined = False
         """It was started elsewhere: its link is the only sign of its life."""
         self.is_draining = False
@@ -142,16 +154,26 @@ class Links:
         return connection
 
     def adopt(
-        self, connection: Connection[link.Up], replica: ReplicaId, nonce: str, owner: str
+        self,
+        connection: Connection[link.Up],
+        replica: ReplicaId,
+        nonce: str,
+        owner: str,
+        place: str,
     ) -> None:
         """Take over the connection of a process from elsewhere, which has this identity now."""
         self.expect(replica, nonce, owner)
         found = self._links[replica]
         found.is_joined = True
+        found.place = place
         found.connection = connection
         self._voices[connection] = found
         self._touched[replica] = found
         connection.hand_over(self._on_frame, self._on_closed, self._on_full)
+
+    def kept(self, owner: str) -> tuple[str, ...]:
+        """Return the keys of a producer's payloads that somebody may still read."""
+        return self._payloads.announced(owner)
 
     def drain(self, replica: ReplicaId) -> None:
         """Tell a replica that it may leave when it has finished."""
@@ -386,7 +408,7 @@ class Links:
         payload = message.payload
         if payload.place == INLINE:
             payload = self._payloads.keep(bytes(body))
-        elif owner_of(payload) == source.owner:
+        elif payload.place == source.place and owner_of(payload) == source.owner:
             self._payloads.announce(payload)
         else:
             raise ProtocolViolated(f"it announced {payload.key}, which is not its own")

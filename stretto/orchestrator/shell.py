@@ -20,7 +20,7 @@ from stretto.orchestrator.calls import CallValues
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
 from stretto.orchestrator.door import Door
-from stretto.orchestrator.executor import Executor
+from stretto.orchestrator.executor import Executor, payload_token_of
 from stretto.orchestrator.links import Links
 from stretto.orchestrator.payloads import PayloadTable
 from stretto.transport.connection import serve_unix
@@ -103,6 +103,7 @@ class Orchestrator:
                 spec.settings.orchestrator.join_token,
                 spec.run,
                 time.monotonic,
+                spec.payload_port,
             )
         )
         self._executor = Executor(
@@ -210,4 +211,5 @@ class Orchestrator:
             ),
             self._router.replica_states(),
             self._router.targets(),
+            payload_token_of(self._spec),
         )

@@ -8,9 +8,12 @@ What the orchestrator says is believed after its own proof: the description name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import secrets
+import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +24,8 @@ from stretto.replica.resident import Resident
 from stretto.replica.runtime import DECODER, Replica
 from stretto.replica.settings import RuntimeSettings, cap_threads, hide_devices, limit_memory
 from stretto.transport.connection import Connection
+from stretto.transport.pulling import PayloadServer
+from stretto.transport.run_directory import SHARED_MEMORY_BASE, RunDirectory
 from stretto.transport.tcp import connect_tcp
 from stretto.types import LaunchSpec
 
@@ -94,7 +99,7 @@ class _Greeting:
             challenge=proofs.new_challenge(),
             pid=os.getpid(),
             host=platform.node(),
-            payload_port=0,
+            payload_port=self._joiner.payload_port(self.connection.hosts[0]),
             proof=b"",
         )
         self._sent = proofs.parts_of(challenge.challenge, offer)
@@ -153,6 +158,8 @@ class Joiner:
         self._address = address
         self._silence_s = silence_s
         self._tell = tell
+        self._directory: RunDirectory | None = None
+        self._payload_server: PayloadServer | None = None
         self._resident: Resident | None = None
         self._replica: Replica | None = None
         self._leaving = asyncio.Event()
@@ -165,6 +172,18 @@ class Joiner:
             InvalidRequest: The server has no such stage.
             Exception: A bug of the runtime.
         """
+        self._directory = _own_directory(self.nonce)
+        try:
+            return await self._live()
+        finally:
+            if self._resident is not None:
+                self._resident.close()
+            if self._payload_server is not None:
+                self._payload_server.close()
+            if self._directory is not None:
+                self._directory.close()
+
+    async def _live(self) -> int:
         pause_s = MIN_PAUSE_S
         said = ""
         while not self._leaving.is_set():
@@ -183,6 +202,16 @@ class Joiner:
                 return code
             await self._wait(pause_s)
         return 0
+
+    def payload_port(self, host: str) -> int:
+        """Return where this process's payload files can be pulled, on the address of its link."""
+        server = self._payload_server
+        if server is not None and server.address.host != host:
+            server.close()
+            server = None
+        if server is None:
+            server = self._payload_server = PayloadServer(host, self._silence_s)
+        return server.address.port
 
     def leave(self) -> None:
         """Finish what there is, then end; without a link, end now."""
@@ -218,8 +247,14 @@ class Joiner:
 
     async def _serve(self, spec: LaunchSpec, greeting: _Greeting) -> int | None:
         """Be a replica until the link ends; return an exit code if there shall be no other link."""
+        settings = RuntimeSettings.of(spec.runtime)
+        directory = None if self._directory is None else self._directory.path
+        spec = replace(spec, shared_memory_dir=directory)
         if self._resident is None:
-            self._resident = _settled(spec)
+            self._resident = _settled(spec, settings)
+        self._resident.settle(settings, self._address.host)
+        if self._payload_server is not None:
+            self._payload_server.serve(directory, settings.payload_token)
         replica = self._replica = Replica(spec, self._resident, greeting.connection)
         self._tell(f"joined {self._address} as {spec.replica}")
         if self._leaving.is_set():
@@ -237,9 +272,17 @@ class Joiner:
         return None
 
 
-def _settled(spec: LaunchSpec) -> Resident:
+def _own_directory(nonce: str) -> RunDirectory | None:
+    """Return a directory for payload files, in memory if possible; without one all go inline."""
+    for base in (SHARED_MEMORY_BASE, tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            RunDirectory.reclaim(base)
+            return RunDirectory.create(f"joined-{nonce[:16]}", base)
+    return None
+
+
+def _settled(spec: LaunchSpec, settings: RuntimeSettings) -> Resident:
     """Prepare this process for the stage's backend, as its launcher would have."""
-    settings = RuntimeSettings.of(spec.runtime)
     os.environ.update(spec.environment)
     cap_threads(spec, settings)
     hide_devices(spec, settings)

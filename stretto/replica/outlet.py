@@ -12,7 +12,7 @@ from stretto.backends.contract import Chunk
 from stretto.errors import StageError
 from stretto.replica.tasks import Output
 from stretto.transport import codec
-from stretto.types import SHARED_MEMORY, Boundary, PayloadRef
+from stretto.types import INLINE, Boundary, PayloadRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ class Outlet:
 
     def discard(self, payloads: Iterable[PayloadRef]) -> None:
         """Free the payloads of outputs that will not be sent."""
-        self.free(payload.key for payload in payloads if payload.place == SHARED_MEMORY)
+        self.free(payload.key for payload in payloads if payload.place != INLINE)
 
     def _put(self, chunk: Chunk, boundary: Boundary | None) -> Output:
         payload, body = self._writer.put(codec.encode(chunk.values))

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from stretto.errors import StartFailed
 from stretto.replica.compute import ComputeThread
 from stretto.transport.payload_store import PayloadReader, PayloadWriter
+from stretto.transport.pulling import PayloadPuller, place_of
+from stretto.transport.tcp import Address
+from stretto.types import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +40,30 @@ class Resident:
         self.compute = ComputeThread()
         self.writer = PayloadWriter(directory, owner, settings.shared_memory_bytes)
         self.reader = None if directory is None else PayloadReader(directory)
+        self._puller: PayloadPuller | None = None
+        self.settle(settings)
         self.on_progress: Callable[[str, float], None] = lambda _what, _fraction: None
         self._loading: asyncio.Future[Backend | StartFailed] | None = None
         self._has_loaded = False
+
+    def settle(self, settings: RuntimeSettings, home: str = "") -> None:
+        """Learn where payloads are from now on.
+
+        Args:
+            settings: They say it.
+            home: The orchestrator's host, if it is another one.
+        """
+        self.writer.place = settings.payload_place
+        self.writer.keep_only(settings.payload_keys)
+        if self._puller is not None:
+            self._puller.close()
+        self._puller = PayloadPuller(settings.payload_token) if settings.payload_token else None
+        if self.reader is not None:
+            self.reader.place = settings.payload_place
+            self.reader.puller = self._puller
+            if home:
+                there = place_of(Address(home, settings.payload_port))
+                self.reader.elsewhere = {SHARED_MEMORY: there}
 
     async def backend(self, load: Callable[[], Backend | StartFailed]) -> Backend | StartFailed:
         """Return the backend, or why there is none; it is loaded once, in the compute thread."""
@@ -59,5 +83,7 @@ class Resident:
     def close(self) -> None:
         """Let the thread end after what it has."""
         self.compute.stop()
+        if self._puller is not None:
+            self._puller.close()
         if self.reader is not None:
             self.reader.close()

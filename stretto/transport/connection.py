@@ -121,6 +121,20 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         """Whether `send` accepts messages."""
         return self._reason is None and not self._is_lost
 
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The addresses of this end and of the peer; empty if it is no TCP connection that is open."""
+        if self._transport is None:
+            return "", ""
+        ends: list[object] = [
+            self._transport.get_extra_info(name) for name in ("sockname", "peername")
+        ]
+        here, there = (
+            str(cast("tuple[object, ...]", end)[0]) if isinstance(end, tuple) else ""
+            for end in ends
+        )
+        return here, there
+
     def send(self, message: object, body: Buffer | None = None) -> bool:
         """Queue a message, and the bytes of its inline payloads, for the end of this turn.
 

@@ -319,7 +319,7 @@ def replica_join(
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if not token:
         raise ConfigError(f"{TOKEN_VARIABLE} is not set; give it the server's join token")
-    raise typer.Exit(join(StageId(stage), address_of(connect), token, silence))
+    join(StageId(stage), address_of(connect), token, silence)
 
 
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)

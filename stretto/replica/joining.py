@@ -142,6 +142,7 @@ class Joiner:
         token: What both must know.
         silence_s: After how much silence of the other host the link counts as lost.
         tell: Shows one line to whoever runs this.
+        patience_s: How long the orchestrator may take to answer.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Joiner:
         token: str,
         silence_s: float,
         tell: Callable[[str], None],
+        patience_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self.stage = stage
         self.token = token
@@ -158,6 +160,8 @@ class Joiner:
         self._address = address
         self._silence_s = silence_s
         self._tell = tell
+        self._patience_s = patience_s
+        self._attempt: asyncio.Timeout | None = None
         self._directory: RunDirectory | None = None
         self._payload_server: PayloadServer | None = None
         self._resident: Resident | None = None
@@ -216,6 +220,8 @@ class Joiner:
     def leave(self) -> None:
         """Finish what there is, then end; without a link, end now."""
         self._leaving.set()
+        if self._attempt is not None:
+            self._attempt.reschedule(0.0)
         if self._replica is not None:
             self._replica.leave()
 
@@ -234,15 +240,17 @@ class Joiner:
         """
         greeting = _Greeting(self)
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(self._patience_s) as self._attempt:
                 await connect_tcp(self._address, lambda: greeting.connection, self._silence_s)
                 return await greeting.launch, greeting
         except TimeoutError as error:
-            raise _Lost(f"no answer within {HANDSHAKE_TIMEOUT_S:g} s") from error
+            raise _Lost(f"no answer within {self._patience_s:g} s") from error
         except OSError as error:
             raise _Lost(error.strerror or str(error)) from error
         finally:
-            if not greeting.launch.done() or greeting.launch.exception() is not None:
+            self._attempt = None
+            launch = greeting.launch
+            if not launch.done() or launch.cancelled() or launch.exception() is not None:
                 greeting.connection.abort()
 
     async def _serve(self, spec: LaunchSpec, greeting: _Greeting) -> int | None:

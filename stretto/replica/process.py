@@ -41,15 +41,16 @@ def run(spec_line: bytes) -> NoReturn:
     sys.exit("the loop ended before the process")
 
 
-def join(stage: StageId, address: Address, token: str, silence_s: float) -> int:
-    """Serve a stage from here until told to leave; return the exit code.
+def join(stage: StageId, address: Address, token: str, silence_s: float) -> NoReturn:
+    """Serve a stage from here until told to leave, then exit.
 
     The first signal lets it finish what it has, the second one ends it.
 
     Raises:
         StrettoError: It can't join, and would not be able to later.
     """
-    return uvloop.run(_live_joined(stage, address, token, silence_s))
+    code = uvloop.run(_live_joined(stage, address, token, silence_s))
+    os._exit(code)  # what still loads or computes does not delay it
 
 
 async def _live_joined(stage: StageId, address: Address, token: str, silence_s: float) -> int:

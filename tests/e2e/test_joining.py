@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from stretto.engine import Engine
+from stretto.transport import SHARED_MEMORY_BASE
 from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen
 from tests.e2e.joining import joinable, joining, proxy_to
 
@@ -70,7 +75,7 @@ async def test_who_may_not_join_is_told_why(
         await all_idle(engine)
 
 
-async def test_situation_N3_a_lost_link_costs_no_request_and_the_model_stays() -> None:
+async def test_row_M2_a_lost_link_costs_no_request_and_the_model_stays() -> None:
     """Cut in mid-stream, the task is replayed at the new incarnation: the audio is byte-identical."""
     settings = joinable(tone=0)
     async with (
@@ -130,3 +135,34 @@ async def test_it_waits_for_a_server_that_is_not_there_yet() -> None:
     with joining(settings.orchestrator.join_address, "tone") as joined:
         await asyncio.to_thread(joined.wait_line, "Connection refused; trying again")
         assert await asyncio.to_thread(joined.stop, signal.SIGTERM) == 0
+
+
+LARGE = 5 * 200_000
+"""Samples of a stream whose chunks are too large for the orchestrator to relay."""
+
+
+@pytest.mark.parametrize("stages", [("tone",), ("relay",), ("relay", "tone")])
+async def test_large_payloads_go_from_host_to_host(stages: tuple[str, ...]) -> None:
+    """From a replica that has joined to the client and to others, and to it: all by pulling."""
+    settings = joinable(**dict.fromkeys(stages, 0))
+    address = settings.orchestrator.join_address
+    text = "a text of 200,000 characters, " + "x" * 200_000
+    large: Script = {"tone": {"chunks": 5, "bytes": 400_000}, "relay": {"mode": "echo"}}
+    async with Engine.from_pipeline(settings) as engine:  # not `engine_of`: nothing is to start
+        with contextlib.ExitStack() as running:
+            joined = [running.enter_context(joining(address, stage)) for stage in stages]
+            heards = await asyncio.gather(*(listen(engine, text, large) for _ in range(4)))
+            for heard in heards:
+                assert (heard.error, heard.samples(text)) == (None, LARGE)
+            await all_idle(engine)
+            stored = [list(each.glob("*-joined-*")) for each in own_directories()]
+            assert len(stored) == len(stages)
+            assert all(stored), "released files are kept for the next payloads"
+            for each in joined:
+                assert await asyncio.to_thread(each.stop, signal.SIGTERM) == 0
+    assert own_directories() == []
+
+
+def own_directories() -> list[Path]:
+    """Return the directories for payload files of all processes that have joined."""
+    return list(Path(SHARED_MEMORY_BASE).glob(f"stretto-{os.getuid()}-joined-*"))

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tests.e2e.engines import scripted
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
@@ -25,9 +23,8 @@ TOKEN = "a token for tests only"  # noqa: S105 - it is one
 VARIABLE = "STRETTO_ORCHESTRATOR__JOIN_TOKEN"
 
 
-def joinable(settings: Settings | None = None, **replicas: int) -> Settings:
+def joinable(settings: Settings) -> Settings:
     """Return settings with a door on a free port of this host."""
-    settings = settings or scripted(**replicas)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     orchestrator = msgspec.structs.replace(

@@ -12,7 +12,7 @@ import pytest
 
 from stretto.engine import Engine
 from stretto.transport import SHARED_MEMORY_BASE
-from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen
+from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen, scripted
 from tests.e2e.joining import joinable, joining, proxy_to
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +27,7 @@ def script(delay_s: float) -> Script:
 
 async def test_situation_N2_a_stage_without_replicas_serves_when_one_has_joined() -> None:
     """The request that waited is served; what the stage is meant to have stays 0."""
-    settings = joinable(tone=0)
+    settings = joinable(scripted(tone=0))
     async with engine_of(settings) as engine:
         waiting = asyncio.create_task(listen(engine, "waits"))
         with joining(settings.orchestrator.join_address, "tone") as joined:
@@ -44,7 +44,7 @@ async def test_situation_N2_a_stage_without_replicas_serves_when_one_has_joined(
 
 async def test_a_signal_lets_it_finish_what_it_has() -> None:
     """The stream that runs there is not touched; the process ends when it is done."""
-    settings = joinable(tone=0)
+    settings = joinable(scripted(tone=0))
     async with engine_of(settings) as engine:
         with joining(settings.orchestrator.join_address, "tone") as joined:
             heard = Heard()
@@ -66,7 +66,7 @@ async def test_who_may_not_join_is_told_why(
     stage: str, token: str | None, code: int, text: str
 ) -> None:
     """In one line, and it does not try again; the engine goes on."""
-    settings = joinable()
+    settings = joinable(scripted())
     async with engine_of(settings) as engine:
         given = {} if token is None else {"token": token}
         with joining(settings.orchestrator.join_address, stage, **given) as joined:
@@ -77,7 +77,7 @@ async def test_who_may_not_join_is_told_why(
 
 async def test_row_M2_a_lost_link_costs_no_request_and_the_model_stays() -> None:
     """Cut in mid-stream, the task is replayed at the new incarnation: the audio is byte-identical."""
-    settings = joinable(tone=0)
+    settings = joinable(scripted(tone=0))
     async with (
         engine_of(settings) as engine,
         proxy_to(settings.orchestrator.join_address) as proxy,
@@ -101,7 +101,7 @@ async def test_row_M2_a_lost_link_costs_no_request_and_the_model_stays() -> None
 
 async def test_one_that_dies_is_replaced_by_one_that_joins() -> None:
     """What it held goes on at the newcomer, which takes over its place."""
-    settings = joinable(tone=0)
+    settings = joinable(scripted(tone=0))
     address = settings.orchestrator.join_address
     async with engine_of(settings) as engine:
         heard = Heard()
@@ -118,7 +118,7 @@ async def test_one_that_dies_is_replaced_by_one_that_joins() -> None:
 
 async def test_a_drained_one_does_not_come_back() -> None:
     """Its process ends well, although nobody has sent it a signal."""
-    settings = joinable(tone=1)
+    settings = joinable(scripted(tone=1))
     address = settings.orchestrator.join_address
     async with engine_of(settings) as engine:
         ready = coming(engine, lambda s: str(s.replica) == "tone/1#1" and s.state == "ready")
@@ -131,7 +131,7 @@ async def test_a_drained_one_does_not_come_back() -> None:
 
 async def test_it_waits_for_a_server_that_is_not_there_yet() -> None:
     """It says so once, and leaves at a signal."""
-    settings = joinable()
+    settings = joinable(scripted())
     with joining(settings.orchestrator.join_address, "tone") as joined:
         await asyncio.to_thread(joined.wait_line, "Connection refused; trying again")
         assert await asyncio.to_thread(joined.stop, signal.SIGTERM) == 0
@@ -144,7 +144,7 @@ LARGE = 5 * 200_000
 @pytest.mark.parametrize("stages", [("tone",), ("relay",), ("relay", "tone")])
 async def test_large_payloads_go_from_host_to_host(stages: tuple[str, ...]) -> None:
     """From a replica that has joined to the client and to others, and to it: all by pulling."""
-    settings = joinable(**dict.fromkeys(stages, 0))
+    settings = joinable(scripted(relay="relay" not in stages, tone="tone" not in stages))
     address = settings.orchestrator.join_address
     text = "a text of 200,000 characters, " + "x" * 200_000
     large: Script = {"tone": {"chunks": 5, "bytes": 400_000}, "relay": {"mode": "echo"}}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen
+from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen, scripted
 from tests.e2e.joining import joinable, joining
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def another_host() -> Generator[Wire]:
 async def test_row_M2_a_host_that_is_partitioned_away_comes_back_and_serves_again() -> None:
     """Both ends notice within seconds; the stream goes on at the new incarnation, byte-identical."""
     with another_host() as wire:
-        settings = joinable(tone=0)
+        settings = joinable(scripted(tone=0))
         _, _, port = str(settings.orchestrator.join_address).rpartition(":")
         orchestrator = msgspec.structs.replace(
             settings.orchestrator,

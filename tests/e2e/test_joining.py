@@ -6,18 +6,26 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from stretto.engine import Engine
 from stretto.transport import SHARED_MEMORY_BASE
 from tests.e2e.engines import Heard, Script, all_idle, coming, engine_of, in_time, listen, scripted
-from tests.e2e.joining import joinable, joining, proxy_to
+from tests.e2e.joining import TOKEN, VARIABLE, joinable, joining, proxy_to
+from tests.e2e.serving import Server, serving
 
 pytestmark = pytest.mark.e2e
 
 SAMPLES = 10 * 480
+TEXT = (
+    "The kettle sang before dawn. Nobody had asked it to! Was it the wind, or the old stove? "
+    "By seven the whole house smelled of bread, and the cat had taken the warm chair."
+)
 
 
 def script(delay_s: float) -> Script:
@@ -166,3 +174,37 @@ async def test_large_payloads_go_from_host_to_host(stages: tuple[str, ...]) -> N
 def own_directories() -> list[Path]:
     """Return the directories for payload files of all processes that have joined."""
     return list(Path(SHARED_MEMORY_BASE).glob(f"stretto-{os.getuid()}-joined-*"))
+
+
+def pcm(server: Server) -> bytes:
+    """Return the audio of one request over HTTP."""
+    body = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": "pcm"}
+    answer = httpx2.post(f"{server.base_url}/audio/speech", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def test_speech_of_a_vocoder_that_has_joined_is_byte_identical() -> None:
+    """Over HTTP, from another process's models; also after the orchestrator has died and begun anew."""
+    environment = {VARIABLE: TOKEN, "STRETTO_ORCHESTRATOR__JOIN_ADDRESS": "127.0.0.1:0"}
+    with serving(environment=environment) as server:
+        address = server.wait_line(r"replicas may join at (\S+)").group(1)
+        (run,) = {path.name.split("-")[2] for path in server.run_directories()}
+        expected = pcm(server)
+        with joining(address, "vocoder") as joined:
+            server.wait_line(r"\[vocoder/1\] ready")
+            assert cli("scale", "vocoder=0", "--run", run) == 0
+            assert pcm(server) == expected
+            server.processes("run_orchestrator")[0].kill()
+            joined.wait_line("joined", 2)
+            server.wait_line("ready again")
+            assert cli("scale", "vocoder=0", "--run", run) == 0
+            assert pcm(server) == expected
+            assert joined.stop(signal.SIGTERM) == 0
+        assert TOKEN not in server.log
+
+
+def cli(*arguments: str) -> int:
+    """Run a verb as an operator does; return its exit code."""
+    command = [sys.executable, "-m", "stretto", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode

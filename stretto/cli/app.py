@@ -111,6 +111,7 @@ def serve(
     from stretto.cli.serving import serve_until_stopped
     from stretto.config.loading import load_settings
     from stretto.config.overrides import flag_overrides
+    from stretto.config.settings import TOKEN_VARIABLE
 
     overrides = flag_overrides(
         host=host,
@@ -122,6 +123,7 @@ def serve(
         replicas=replicas or [],
     )
     settings = load_settings(pipelines or ["speech"], environ=os.environ, overrides=overrides)
+    os.environ.pop(TOKEN_VARIABLE, None)  # replicas inherit the rest; no backend needs to know it
     raise typer.Exit(serve_until_stopped(settings, debug))
 
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import platform
 import secrets
-import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from stretto.replica.runtime import DECODER, Replica
 from stretto.replica.settings import RuntimeSettings, cap_threads, hide_devices, limit_memory
 from stretto.transport.connection import Connection
 from stretto.transport.pulling import PayloadServer
-from stretto.transport.run_directory import SHARED_MEMORY_BASE, RunDirectory
+from stretto.transport.run_directory import RunDirectory
 from stretto.transport.tcp import connect_tcp
 from stretto.types import LaunchSpec
 
@@ -281,11 +280,10 @@ class Joiner:
 
 
 def _own_directory(nonce: str) -> RunDirectory | None:
-    """Return a directory for payload files, in memory if possible; without one all go inline."""
-    for base in (SHARED_MEMORY_BASE, tempfile.gettempdir()):
-        with contextlib.suppress(OSError):
-            RunDirectory.reclaim(base)
-            return RunDirectory.create(f"joined-{nonce[:16]}", base)
+    """Return a directory for payload files; where there is no shared memory all go inline."""
+    with contextlib.suppress(OSError):
+        RunDirectory.reclaim()
+        return RunDirectory.create(f"joined-{nonce[:16]}")
     return None
 
 

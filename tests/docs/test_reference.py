@@ -37,6 +37,7 @@ def test_every_flag_is_listed() -> None:
     text = (REFERENCE / "cli.md").read_text()
     for verb in (
         *("serve", "say", "doctor", "ps", "story", "call", "replay", "config show"),
+        "replica join",
         "version",
     ):
         assert f"stretto {verb}" in text

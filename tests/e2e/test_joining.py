@@ -208,3 +208,12 @@ def cli(*arguments: str) -> int:
     """Run a verb as an operator does; return its exit code."""
     command = [sys.executable, "-m", "stretto", *arguments]
     return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode
+
+
+async def test_it_joins_an_orchestrator_in_a_thread_too() -> None:
+    """The door is the same; its socket is closed with the engine."""
+    settings = joinable(scripted(tone=0))
+    async with Engine.from_pipeline(settings, topology="thread") as engine:
+        with joining(settings.orchestrator.join_address, "tone"):
+            heard = await listen(engine, "in a thread", {"tone": {"bytes": 400_000}, "relay": {}})
+            assert (heard.error, heard.samples("in a thread")) == (None, 2_000_000)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pytest
 
+from stretto.core.commands import UNLIMITED
 from stretto.errors import ConfigError, Failure, FailureKind, InvalidRequest, StrettoError
 from stretto.messages import PROTOCOL_VERSION, link, proofs
 from stretto.replica.joining import Joiner
+from stretto.replica.settings import THREAD_VARIABLES, VISIBLE_GPUS
+from stretto.transport import encode
 from stretto.transport.connection import Connection
 from stretto.transport.tcp import Address, listen_tcp
-from tests.replica.rig import BOUND_S, STAGE
+from stretto.types import INLINE, IncarnationNumber, LaunchSpec, PayloadRef, PipelineName, ReplicaId
+from tests.replica.backends import forget
+from tests.replica.rig import BOUND_S, RUN, STAGE, TEXT, task_key
 from tests.support.waiting import becomes_true
 
 if TYPE_CHECKING:
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 
 TOKEN = "a token for tests only"  # noqa: S105 - it is one
 OVERLOADED = Failure(kind=FailureKind.OVERLOADED, detail="it stops", retry_after_s=1.0)
+
+T = TypeVar("T")
 
 
 class FakeDoor:
@@ -59,6 +67,90 @@ class FakeDoor:
                 connection.abort()
             else:
                 connection.send(answer)
+
+
+class OpenDoor(FakeDoor):
+    """Lets everybody in, and keeps what comes on the newest link.
+
+    Attributes:
+        received: Messages of each link.
+    """
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(PROTOCOL_VERSION, [None])
+        self.received: list[list[link.Up]] = []
+        self._backend = backend
+
+    def send(self, *messages: link.Down, text: str = "") -> None:
+        """Send messages on the newest link; a chunk that is fed has this text."""
+        for message in messages:
+            body = encode({"text": text}).join() if isinstance(message, link.Feed) else None
+            self._connections[-1].send(message, body)
+
+    def open_task(self, name: str, text: str) -> None:
+        """Open a task with one input that is not its last."""
+        size = encode({"text": text}).size_bytes
+        key = task_key(name)
+        self.send(
+            link.Open(key, PipelineName("p"), (TEXT,), None, 0, UNLIMITED, UNLIMITED),
+            link.Feed(key, TEXT.id, 0, PayloadRef(INLINE, "", size)),
+            text=text,
+        )
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Return what has come of one kind on the newest link."""
+        return [m for m in (self.received or [[]])[-1] if isinstance(m, kind)]
+
+    def _on_frame(
+        self, connection: Connection[link.Up], messages: list[link.Up], body: memoryview
+    ) -> None:
+        del body
+        for message in messages:
+            if not isinstance(message, link.Offer):
+                self.received[-1].append(message)
+                continue
+            self.offers.append(message)
+            self.received.append([])
+            number = IncarnationNumber(len(self.offers))
+            launch = msgspec.msgpack.encode(
+                LaunchSpec(
+                    replica=ReplicaId(STAGE, 0, number),
+                    run=RUN,
+                    address="",
+                    shared_memory_dir=None,
+                    nonce=message.nonce,
+                    backend=f"tests.replica.backends:{self._backend}",
+                    options={},
+                    runtime={},
+                    environment={},
+                )
+            )
+            parts = proofs.parts_of(b"c" * 32, message)
+            proof = proofs.proof(TOKEN, "accept", launch, *parts)
+            connection.send(link.Accepted(launch, proof))
+
+
+@asynccontextmanager
+async def joined(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[OpenDoor, asyncio.Task[int | StrettoError]]]:
+    """Run a joiner with a backend until the block ends; it sets variables of this process."""
+    for name in (*THREAD_VARIABLES, VISIBLE_GPUS):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    fake = OpenDoor(backend)
+    listener = listen_tcp(Address("127.0.0.1", 0), BOUND_S)
+    address = Address(*listener.getsockname()[:2])
+    server = await asyncio.get_running_loop().create_server(fake.accept, sock=listener)
+    joiner = Joiner(STAGE, address, TOKEN, BOUND_S, lambda _: None)
+    living = asyncio.create_task(outcome(joiner))
+    try:
+        assert await becomes_true(lambda: bool(fake.of(link.Ready)))
+        yield fake, living
+    finally:
+        server.close()
+        joiner.leave()
+        fake.hang_up()
+        await living
 
 
 @asynccontextmanager
@@ -153,3 +245,50 @@ async def test_it_leaves_in_the_midst_of_an_attempt() -> None:
     joiner.leave()
     assert await living == 0
     with_no_voice.close()
+
+
+async def test_row_M2_what_a_lost_link_has_left_is_closed_before_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also a step that is being computed: no offer is made before its end; the model stays."""
+    seen = forget()
+    async with joined("Obedient", monkeypatch) as (door, _):
+        assert door.of(link.LoadProgress)
+        seen.may_step.clear()
+        door.open_task("a", "hello")
+        assert await becomes_true(seen.stepping.is_set)
+        door.hang_up()
+        assert not await becomes_true(lambda: len(door.offers) > 1, timeout_s=0.3)
+        seen.may_step.set()
+        assert await becomes_true(lambda: bool(len(door.offers) == 2 and door.of(link.Ready)))
+        assert (seen.opened["a"], seen.closed["a"]) == (1, 1)
+        assert door.offers[0].nonce == door.offers[1].nonce
+        assert not door.of(link.LoadProgress), "nothing is loaded again"
+        door.open_task("b", "hello")
+        assert await becomes_true(lambda: bool(door.of(link.Produced)))
+        assert {m.task for m in door.of(link.Produced)} == {task_key("b")}
+
+
+async def test_row_M2_a_generator_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clean-up is done before the next offer."""
+    seen = forget()
+    async with joined("Streaming", monkeypatch) as (door, _):
+        door.open_task("a", "hang")
+        assert await becomes_true(lambda: bool(seen.inputs.get("a")))
+        seen.may_tidy.clear()
+        door.hang_up()
+        assert await becomes_true(seen.tidying.is_set)
+        assert not await becomes_true(lambda: len(door.offers) > 1, timeout_s=0.2)
+        seen.may_tidy.set()
+        assert await becomes_true(lambda: bool(len(door.offers) == 2 and door.of(link.Ready)))
+        assert seen.closed["a"] == 1
+
+
+async def test_one_that_is_drained_does_not_offer_itself_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends well, when it has finished."""
+    async with joined("Obedient", monkeypatch) as (door, living):
+        door.send(link.Drain())
+        assert await living == 0
+        assert len(door.offers) == 1

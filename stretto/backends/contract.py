@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     OutputValue: TypeAlias = str | int | float | bool | bytes | Buffer | None
 
 Kind: TypeAlias = Literal["autoregressive", "generation", "diffusion", "function"]
-ChunkKind: TypeAlias = Literal["data", "preview"]
+ChunkKind: TypeAlias = Literal["data", "preview", "metrics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,9 @@ class Chunk:
     Attributes:
         values: Named values; arrays are C-contiguous buffers such as `numpy.ndarray`.
         length: How many of the stage's units this chunk adds. Previews add none.
-        kind: `data`, or `preview`, which takes no credit and may be dropped.
+        kind: `data`; or `preview`, which takes no credit and may be dropped; or `metrics`, which is no output
+            at all: only its `metrics` are taken.
+        metrics: Numbers about this replica for operators, at most 32 names; the last of each counts.
         media_s: Playback duration in seconds, 0 where that means nothing.
         boundary: A token if another attempt could go on behind this chunk, without the inputs that are
             used up with it: what the backend must know then. Only on the last chunk of an outcome.
@@ -127,6 +129,7 @@ class Chunk:
     kind: ChunkKind = "data"
     media_s: float = 0.0
     boundary: bytes | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Finished:

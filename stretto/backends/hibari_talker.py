@@ -9,7 +9,6 @@ another replica can go on.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -35,9 +34,10 @@ from stretto.backends.hibari_dsp import (
 )
 from stretto.backends.hibari_g2p import Phonemizer, split_phonemes
 from stretto.errors import ConfigError, InvalidRequest, StageError
+from stretto.transport.allocator import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -51,7 +51,6 @@ SLOWEST, FASTEST = 0.5, 2.0
 
 _SEGMENT_PHONEMES = 144  # about 720 frames or 9 s; each frame takes 40 kB of the model's memory
 _PAD = 0
-_M_MMAP_THRESHOLD = -3  # from malloc.h
 _LARGE_BLOCK_BYTES = 1 << 20
 _WARM_UP = "The quick brown fox jumps over the lazy dog, zibblewock."
 
@@ -132,7 +131,7 @@ class Talker:
         The longest utterance gives the model's memory its final size. What is there after that is
         put out of the garbage collector's reach: the lexicon would cost it 20 ms each time.
         """
-        _unmap_large_blocks()
+        give_back(_LARGE_BLOCK_BYTES)  # else the process grows by 16 MB over some hundred requests
         assets = Path(importlib.import_module("hibari.tts").ASSETS)
         progress("lexicon", 0.0)
         unknown = _session(assets / "oov.onnx", self._threads)
@@ -222,16 +221,6 @@ class Talker:
             task.chunk_frames = min(2 * task.chunk_frames, self._chunk_frames)
         task.segments += 1
         return chunks
-
-
-def _unmap_large_blocks() -> None:
-    """Have the C library give large arrays back to the system as soon as they are freed.
-
-    By default it learns to keep them, and the process grows by 16 MB over some hundred requests.
-    """
-    mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def _speed(options: Payload) -> float:

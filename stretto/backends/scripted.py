@@ -23,6 +23,7 @@ import threading
 import time
 import zlib
 from array import array
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -73,6 +74,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         silent_after: Make so many chunks, then none, and do not end.
         empty_chunks: Chunks carry no samples, in mode `count`.
         bare_terminal: Make no chunk: the task ends without output.
+        reports: Each chunk carries metrics, and one that is nothing but metrics goes before the first.
         faulty_attempts: Only so many attempts at the task fail, exit, break, hang or fall silent.
     """
 
@@ -92,6 +94,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silent_after: int | None = None
     empty_chunks: bool = False
     bare_terminal: bool = False
+    reports: bool = False
     faulty_attempts: int | None = None
 
 
@@ -130,10 +133,16 @@ class Player:
             return StageError(f"the script fails task {self._task.key} at chunk {self._made}")
         self._act()
         chunk = self._next_chunk(item)
+        if script.reports:
+            chunk = replace(chunk, metrics={"made": float(self._made)})
+            alone = Chunk(values={}, length=0, kind="metrics", metrics={"made": 0.0})
+            chunks = (chunk,) if self._made > 1 else (alone, chunk)
+        else:
+            chunks = (chunk,)
         if self._made_of_input < self._chunks_per_input:
-            return More(chunk)
+            return More(*chunks)
         self._made_of_input = 0
-        return (chunk,)
+        return chunks
 
     @property
     def _chunks_per_input(self) -> int:

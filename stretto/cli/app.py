@@ -295,6 +295,116 @@ def drain(
     raise typer.Exit(drain_replica(replica, typer.echo, only=run, replace=replace))
 
 
+PerStage = list[str] | None
+
+
+@app.command()
+def simulate(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in pipeline or a YAML file; with --storm it may be left out.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    rate: Annotated[float, typer.Option(metavar="R", help="Requests per second.")] = 1.0,
+    duration: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For how long requests come.")
+    ] = 60.0,
+    length: Annotated[
+        str, typer.Option(metavar="DIST", help="Seconds of playback of a request.")
+    ] = "lognormal:6,0.5",
+    service: Annotated[
+        PerStage,
+        typer.Option(
+            metavar="STAGE=DIST",
+            help="How long a step takes that makes one chunk: constant:S, uniform:LOW,HIGH, "
+            "exponential:MEAN, lognormal:MEAN,SIGMA, or rtf:FACTOR of the chunk's playback.",
+            show_default=False,
+        ),
+    ] = None,
+    chunk: Annotated[
+        PerStage,
+        typer.Option(
+            metavar="STAGE=SECONDS", help="Playback of a chunk. [default: 0.5]", show_default=False
+        ),
+    ] = None,
+    batch_cost: Annotated[
+        PerStage,
+        typer.Option(
+            metavar="STAGE=SHARE",
+            help="What a further task adds to a step: 1 all of its own, 0 nothing. [default: 1]",
+            show_default=False,
+        ),
+    ] = None,
+    replicas: Replicas = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Which output is heard. [default: the first]", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same run.")] = 0,
+    target_ttfa_p95: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Find the smallest replica counts for this time to first audio.",
+            show_default=False,
+        ),
+    ] = None,
+    target_underruns: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Let them keep the share of interrupted requests this small, too.",
+            show_default=False,
+        ),
+    ] = None,
+    max_replicas: Annotated[
+        int, typer.Option(metavar="N", help="Most replicas of a stage in that search.", min=1)
+    ] = 256,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the result as SVG.", show_default=False),
+    ] = None,
+    storm: Annotated[
+        bool, typer.Option("--storm", help="Try faults in small worlds instead of a load.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(metavar="N", help="How many storms.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the router on virtual time: how long a load waits, how many replicas it needs, what faults do."""
+    from stretto.cli.simulating import Load, simulate_load, simulate_storms
+
+    if storm:
+        raise typer.Exit(
+            simulate_storms(
+                pipeline, os.environ, typer.echo, seeds=seeds, first=seed, as_json=as_json
+            )
+        )
+    load = Load(
+        rate=rate,
+        duration_s=duration,
+        length=length,
+        service=service or [],
+        chunk=chunk or [],
+        batch_cost=batch_cost or [],
+        replicas=replicas or [],
+        output=output,
+        seed=seed,
+        target_ttfa_p95_s=target_ttfa_p95,
+        target_underruns=target_underruns,
+        most=max_replicas,
+    )
+    raise typer.Exit(
+        simulate_load(
+            pipeline or "speech", os.environ, load, typer.echo, picture=picture, as_json=as_json
+        )
+    )
+
+
 replica_verbs = typer.Typer(help="Serve a stage from another host.", no_args_is_help=True)
 app.add_typer(replica_verbs, name="replica")
 

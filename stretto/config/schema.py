@@ -46,6 +46,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "first_chunk_timeout_s": (0.1, _DAY_S),
     "max_queued": (1, 1_000_000),
     "queue_timeout_s": (0.1, _DAY_S),
+    "input_timeout_s": (0.1, _DAY_S),
     "request_timeout_s": (0.1, _DAY_S),
     "slow_client_timeout_s": (0.1, _DAY_S),
     "cancel_timeout_s": (0.1, _DAY_S),

@@ -27,6 +27,7 @@ class WaitingLine:
     def __init__(self) -> None:
         self._lines: dict[Group, dict[Rank, OrderedDict[RequestId, int]]] = {}
         self._groups_of: dict[RequestId, dict[Group, Rank]] = {}
+        self._needs: dict[RequestId, int] = {}
         self._tickets = 0
 
     def __len__(self) -> int:
@@ -37,8 +38,17 @@ class WaitingLine:
         """Say whether the request waits for any group."""
         return request in self._groups_of
 
-    def join(self, request: RequestId, group: Group, rank: Rank) -> None:
-        """Put a request behind all of its rank; it may wait for several groups, once for each."""
+    def join(self, request: RequestId, group: Group, rank: Rank, need: int = 1) -> None:
+        """Put a request behind all of its rank; it may wait for several groups, once for each.
+
+        Args:
+            request: Who.
+            group: The stages whose slots it needs together.
+            rank: Its rank.
+            need: How many slots of each of them.
+        """
+        if need > 1:
+            self._needs[request] = need
         groups = self._groups_of.setdefault(request, {})
         if group in groups:
             return
@@ -55,6 +65,7 @@ class WaitingLine:
             return
         if not groups:
             del self._groups_of[request]
+            self._needs.pop(request, None)
         line = self._lines[group]
         del line[rank][request]
         if not line[rank]:
@@ -66,7 +77,7 @@ class WaitingLine:
         """Give a request another rank in each of its lines."""
         for group in list(self._groups_of.get(request, ())):
             self.leave(request, group)
-            self.join(request, group, rank)
+            self.join(request, group, rank)  # a running request needs a slot for itself only
 
     def first_admissible(
         self, is_up: Callable[[StageId], bool], room: Callable[[StageId], int]
@@ -85,11 +96,12 @@ class WaitingLine:
         for (is_queued, _), _, request, group in self._heads():
             if not all(is_up(stage) for stage in group):
                 continue
-            if all(room(stage) > claimed.get(stage, 0) for stage in group):
+            need = self._needs.get(request, 1)
+            if all(room(stage) - claimed.get(stage, 0) >= need for stage in group):
                 return request, group
             if is_queued:
                 for stage in group:
-                    claimed[stage] = claimed.get(stage, 0) + 1
+                    claimed[stage] = claimed.get(stage, 0) + need
         return None
 
     def _heads(self) -> list[tuple[Rank, int, RequestId, Group]]:

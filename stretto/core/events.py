@@ -73,7 +73,8 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
         channel: Who asks, and where outputs go.
         request: Minted by the shell from the channel and its counter.
         pipeline: Which pipeline of the deployment.
-        inputs: The supplied inputs; each is complete.
+        inputs: The supplied inputs; each is complete unless it is open.
+        open_inputs: Inputs that go on: `InputAppended` brings more of each, `InputClosed` ends it.
         outputs: The wanted outputs; empty means all of the pipeline's.
         options: Named values for every stage (`seed`, `voice`, …).
         timeout_s: The client's own deadline, at most the configured one.
@@ -81,12 +82,16 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
         session: The session it belongs to, if any.
         label: The client's id, for people.
         affinity: Which replicas it should meet again, if any.
+        companions: So many other requests go with this one: none starts before all are there, and this one
+            finishes last.
+        companion_of: The request that this one goes with; it was submitted before, on the same channel.
     """
 
     channel: ChannelId
     request: RequestId
     pipeline: PipelineName
     inputs: tuple[tuple[InputName, PayloadRef], ...]
+    open_inputs: tuple[InputName, ...] = ()
     outputs: tuple[OutputName, ...] = ()
     options: PayloadRef | None = None
     timeout_s: float | None = None
@@ -94,6 +99,23 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     session: SessionId | None = None
     label: str = ""
     affinity: Affinity | None = None
+    companions: int = 0
+    companion_of: RequestId | None = None
+
+
+class InputAppended(Event, frozen=True, kw_only=True):
+    """The client sends more of an open input; its values may differ from piece to piece."""
+
+    request: RequestId
+    input: InputName
+    payload: PayloadRef
+
+
+class InputClosed(Event, frozen=True, kw_only=True):
+    """Nothing more comes on an input; a closed one may be closed again."""
+
+    request: RequestId
+    input: InputName
 
 
 class RequestAborted(Event, frozen=True, kw_only=True):
@@ -178,6 +200,22 @@ class ReplicaReady(Event, frozen=True, kw_only=True):
     methods: tuple[tuple[str, CallClass], ...] = ()
 
 
+class StatsReported(Event, frozen=True, kw_only=True):
+    """A backend has told numbers about its replica, with or without outputs.
+
+    Attributes:
+        replica: Which one.
+        running: Tasks in the step that told them.
+        waiting: Tasks that the replica holds besides.
+        values: The backend's own numbers; the last of each name counts.
+    """
+
+    replica: ReplicaId
+    running: int
+    waiting: int
+    values: dict[str, float]
+
+
 class ReplicaAlive(Event, frozen=True, kw_only=True):
     """A replica that holds tasks reacts, and tells since when its present step has been running.
 
@@ -236,6 +274,18 @@ class ScaleRequested(Event, frozen=True, kw_only=True):
     number: int = 0
 
 
+class PollerFailed(Event, frozen=True, kw_only=True):
+    """What looks after a stage's clients has failed, and starts again; it names no replica.
+
+    Attributes:
+        stage: Whose.
+        reason: What went wrong.
+    """
+
+    stage: StageId
+    reason: str
+
+
 class ChunkProduced(Event, frozen=True, kw_only=True):
     """A task has made its next chunk.
 
@@ -248,6 +298,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
         kind: `data`, or `preview`: no credit, no sequence number, to outputs only.
         media_s: Its playback duration in seconds.
         boundary: If a later attempt can go on behind this chunk, how.
+        transfer_s: How long its replica waited for the payloads that it was made of.
     """
 
     task: TaskKey
@@ -258,6 +309,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
     kind: Literal["data", "preview"] = "data"
     media_s: float = 0.0
     boundary: Boundary | None = None
+    transfer_s: float = 0.0
 
 
 class InputConsumed(Event, frozen=True, kw_only=True):
@@ -344,11 +396,14 @@ ReplicaEvent: TypeAlias = (
     | ReplicaProgressed
     | ReplicaReady
     | ReplicaAlive
+    | StatsReported
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
 )
-RequestEvent: TypeAlias = RequestAborted | RequestBroken | ConsumerDrained
+RequestEvent: TypeAlias = (
+    RequestAborted | RequestBroken | ConsumerDrained | InputAppended | InputClosed
+)
 EndEvent: TypeAlias = TaskFinished | TaskFailed | TaskCancelled
 TaskEvent: TypeAlias = ChunkProduced | InputConsumed | EndEvent
 AnyEvent: TypeAlias = (
@@ -360,6 +415,8 @@ AnyEvent: TypeAlias = (
     | TaskFailed
     | TaskCancelled
     | RequestSubmitted
+    | InputAppended
+    | InputClosed
     | RequestAborted
     | RequestBroken
     | EngineStarted
@@ -370,10 +427,12 @@ AnyEvent: TypeAlias = (
     | ReplicaProgressed
     | ReplicaReady
     | ReplicaAlive
+    | StatsReported
     | ReplicaStartFailed
     | ReplicaDied
     | DrainRequested
     | ScaleRequested
+    | PollerFailed
     | RpcRequested
     | RpcAnswered
     | DeadlinePassed
@@ -384,7 +443,7 @@ AnyEvent: TypeAlias = (
 def payloads_of(event: AnyEvent) -> tuple[PayloadRef, ...]:
     """Return the payloads that an event hands over to the router."""
     match event:
-        case ChunkProduced(payload=payload):
+        case ChunkProduced(payload=payload) | InputAppended(payload=payload):
             return (payload,)
         case RequestSubmitted(inputs=inputs, options=options):
             refs = tuple(payload for _, payload in inputs)

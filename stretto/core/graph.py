@@ -98,6 +98,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         max_queued: Requests that may wait per pipeline; one more is rejected.
         queue_timeout_s: Longest wait in the queue.
+        input_timeout_s: Longest wait for more of an open input; closing it ends the wait.
         request_timeout_s: Longest life of a request from submit to its terminal.
         slow_client_timeout_s: Longest time without a credit from the client while output waits for one.
         cancel_timeout_s: Longest time between `CancelTask` and the task's end; then the replica is evicted.
@@ -116,6 +117,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     max_queued: int = 256
     queue_timeout_s: float = 60.0
+    input_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
     slow_client_timeout_s: float = 30.0
     cancel_timeout_s: float = 5.0

@@ -12,6 +12,7 @@ from stretto.core.story import Story
 from stretto.types import (
     Boundary,
     EdgeId,
+    InputName,
     OutputName,
     PayloadRef,
     Recovery,
@@ -259,6 +260,9 @@ class Request:
         outputs: By name.
         options: The options' payload, held.
         affinity: Which replicas it should meet again.
+        input_at: When the client last sent something.
+        party: Itself and its companions, in order; one that goes alone is a party of its own.
+        party_size: How many they are to be.
         kept_bytes: Bytes of all chunks in its edges' buffers.
         submitted_at: Monotonic seconds.
         started_at: When its first slots were reserved; `None` while it is queued.
@@ -273,9 +277,12 @@ class Request:
         "edges",
         "expires_at",
         "id",
+        "input_at",
         "kept_bytes",
         "options",
         "outputs",
+        "party",
+        "party_size",
         "plan",
         "priority",
         "started_at",
@@ -299,8 +306,10 @@ class Request:
         self.options = submitted.options
         self.affinity = submitted.affinity
         self.priority = submitted.priority
+        self.party: list[Request] = [self]
+        self.party_size = 1 + submitted.companions
         self.kept_bytes = 0
-        self.submitted_at = 0.0
+        self.submitted_at = self.input_at = 0.0
         self.started_at: float | None = None
         self.expires_at = 0.0
         self.check_s = 0.0
@@ -325,6 +334,38 @@ class Request:
             )
             for stage in plan.stages
         }
+
+    def welcome(self, companion: Request) -> None:
+        """Let another request go with this one."""
+        self.party.append(companion)
+        companion.party, companion.party_size = self.party, self.party_size
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether all who go together are there."""
+        return len(self.party) == self.party_size
+
+    @property
+    def is_leader(self) -> bool:
+        """Say whether others go with this one, or would."""
+        return self.party[0] is self
+
+    @property
+    def is_through(self) -> bool:
+        """Say whether all its tasks have finished."""
+        return all(task.state is TaskState.FINISHED for task in self.tasks.values())
+
+    def edges_of(self, name: InputName) -> list[EdgeFlow]:
+        """Return the edges that one of its inputs feeds."""
+        return [self.edges[s.id] for s in self.plan.request_edges if s.request_input == name]
+
+    def awaited_input(self) -> InputName | None:
+        """Return an input of which all was used and of which the client has not sent the rest."""
+        for spec in self.plan.request_edges:
+            edge = self.edges[spec.id]
+            if not edge.has_ended and not edge.is_closed and edge.consumed == edge.produced:
+                return spec.request_input
+        return None
 
     def timings(self, now: float) -> Timings:
         """Return where the request's time went until now."""

@@ -29,6 +29,9 @@ Theory of operation
   A replica that has work shows that it goes on (`ReplicaAlive`, or anything about its tasks). One that
   is silent becomes suspect and gets nothing new, then it is evicted like a dead one.
 
+  Companions are requests that go together: their leader, which is submitted first, waits until all are
+  there, stands in line for all of them, and finishes last; what fails one of them ends all.
+
   A task that has ended wants no more input: its sources are told to stop if nobody else wants what
   they make. Such a task is *abandoned*; however it ends, that is no failure.
 
@@ -94,6 +97,18 @@ LATE: tuple[RequestState, ...] = ()
 
 LEGAL: Mapping[type[on.Event], Mapping[RequestState, tuple[RequestState, ...]]] = {
     on.RequestSubmitted: {_DONE: (_QUEUED, _RUNNING, _DONE)},
+    on.InputAppended: {
+        _QUEUED: (_QUEUED, _RUNNING),
+        _RUNNING: (_RUNNING, _DRAINING),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
+    on.InputClosed: {
+        _QUEUED: (_QUEUED, _RUNNING),
+        _RUNNING: (_RUNNING,),
+        _DRAINING: LATE,
+        _DONE: LATE,
+    },
     on.RequestAborted: {
         _QUEUED: (_DONE,),
         _RUNNING: (_DRAINING, _DONE),
@@ -148,6 +163,15 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     replica_deaths: int = 0
 
 
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica's backend told last; see `stretto.core.events.StatsReported`."""
+
+    replica: ReplicaId
+    running: int
+    waiting: int
+    values: dict[str, float]
+
+
 class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges of one stage."""
 
@@ -157,6 +181,7 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     target: int
     replicas: tuple[tuple[ReplicaId, str], ...]
+    reported: tuple[Reported, ...] = ()
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +293,10 @@ class Router:
                 self._on_task_cancelled(event)
             case on.RequestSubmitted():
                 self._on_request_submitted(event)
+            case on.InputAppended():
+                self._on_input_appended(event)
+            case on.InputClosed():
+                self._on_input_closed(event)
             case on.RequestAborted():
                 self._on_request_aborted(event)
             case on.RequestBroken():
@@ -286,6 +315,8 @@ class Router:
                 self._on_replica_progressed(event)
             case on.ReplicaReady():
                 self._on_replica_ready(event)
+            case on.StatsReported():
+                self._on_stats_reported(event)
             case on.ReplicaAlive():
                 self._on_replica_alive(event)
             case on.ReplicaStartFailed():
@@ -294,6 +325,8 @@ class Router:
                 self._on_replica_died(event)
             case on.DrainRequested():
                 self._on_drain_requested(event)
+            case on.PollerFailed():
+                self._on_poller_failed(event)
             case on.ScaleRequested():
                 self._on_scale_requested(event)
             case on.RpcRequested():
@@ -359,6 +392,16 @@ class Router:
                         for place in pool.replicas
                         if place.is_wanted or place.phase in LIVE
                     ),
+                    reported=tuple(
+                        Reported(
+                            replica=place.id,
+                            running=place.reported.running,
+                            waiting=place.reported.waiting,
+                            values=place.reported.values,
+                        )
+                        for place in pool.replicas
+                        if place.reported is not None and place.phase in LIVE
+                    ),
                 )
                 for pool in self._pools.values()
             ),
@@ -396,6 +439,8 @@ class Router:
             self._late()
             return
         for request_id in list(channel.requests):
+            if request_id not in channel.requests:
+                continue  # it has ended with a companion
             self._cancel(self._requests[request_id], "its API process is gone")
         self._calls.channel_closed(event.channel, self._now)
         del self._channels[event.channel]
@@ -440,8 +485,12 @@ class Router:
         self._count("accepted")
         request = self._accept(event, plan)
         channel.requests[request.id] = None
-        for task in request.tasks.values():
-            self._consider(request, task)
+        if event.companion_of is not None:
+            self._requests[event.companion_of].welcome(request)
+        if request.is_complete:
+            for member in request.party:
+                for task in member.tasks.values():
+                    self._consider(member, task)
 
     def _plan(self, event: on.RequestSubmitted) -> Plan | Failure:
         """Return the request's plan, or why it is refused."""
@@ -459,6 +508,8 @@ class Router:
         plan = self._induced(pipeline, event)
         if plan is None:
             return _not_served(pipeline, event)
+        if event.companion_of is not None and not self._may_accompany(event, plan):
+            return _no_leader(event.companion_of)
         queued = len(self._queued[pipeline.name])
         if queued >= self._limits.max_queued:
             return Failure(
@@ -469,12 +520,26 @@ class Router:
             )
         return plan
 
+    def _may_accompany(self, event: on.RequestSubmitted, plan: Plan) -> bool:
+        """Say whether a request's leader waits for just such a companion."""
+        leader = None if event.companion_of is None else self._requests.get(event.companion_of)
+        return (
+            leader is not None
+            and leader.state is _QUEUED
+            and leader.is_leader
+            and not leader.is_complete
+            and not event.companions
+            and leader.channel == event.channel
+            and leader.plan is plan
+        )
+
     def _induced(self, pipeline: PipelineSpec, event: on.RequestSubmitted) -> Plan | None:
         outputs = event.outputs or tuple(output.name for output in pipeline.outputs)
-        inputs = tuple(name for name, _ in event.inputs)
+        given = tuple(name for name, _ in event.inputs)
+        inputs = tuple(dict.fromkeys((*given, *event.open_inputs)))
         if set(inputs) - set(pipeline.inputs) or set(outputs) - {o.name for o in pipeline.outputs}:
             return None
-        if len(set(inputs)) < len(inputs):
+        if len(set(given)) < len(given):
             return None
         key = (pipeline.name, tuple(sorted(inputs)), tuple(sorted(set(outputs))))
         if key not in self._plans:
@@ -484,7 +549,7 @@ class Router:
     def _accept(self, event: on.RequestSubmitted, plan: Plan) -> Request:
         recovery: dict[StageId, Recovery] = {s: self._pools[s].recovery for s in plan.stages}
         request = Request(event, plan, self._limits, recovery)
-        request.submitted_at = self._now
+        request.submitted_at = request.input_at = self._now
         longest_s = self._limits.request_timeout_s
         timeout_s = longest_s if event.timeout_s is None else min(event.timeout_s, longest_s)
         request.expires_at = self._now + timeout_s
@@ -493,6 +558,9 @@ class Router:
             self._holds.hold(payload)
         for name, payload in event.inputs:
             self._supply(request, name, payload)
+        for name in dict.fromkeys(name for name, _ in event.inputs):
+            if name not in event.open_inputs:
+                self._end_input(request, name)
         self._discard(on.payloads_of(event))
         self._requests[request.id] = request
         self._queued[plan.pipeline][request.id] = None
@@ -503,13 +571,44 @@ class Router:
         request.story.add(self._now, f"submitted to {plan.pipeline}{label}")
         return request
 
-    def _supply(self, request: Request, name: InputName, payload: PayloadRef) -> None:
-        """Put a request's own input on its edges, complete."""
-        for spec in request.plan.request_edges:
-            if spec.request_input == name:
-                edge = request.edges[spec.id]
-                self._append(request, edge, payload)
-                edge.has_ended = True
+    def _supply(self, request: Request, name: InputName, payload: PayloadRef) -> list[EdgeFlow]:
+        """Put a piece of a request's own input on its open edges, and return those."""
+        edges = [
+            edge for edge in request.edges_of(name) if not edge.has_ended and not edge.is_closed
+        ]
+        for edge in edges:
+            self._append(request, edge, payload)
+        return edges
+
+    def _end_input(self, request: Request, name: InputName) -> list[EdgeFlow]:
+        """Let nothing more in on an input's edges, and return those that were open."""
+        edges = [edge for edge in request.edges_of(name) if not edge.has_ended]
+        for edge in edges:
+            edge.has_ended = True
+        return edges
+
+    def _on_input_appended(self, event: on.InputAppended) -> None:
+        request = self._concerned(event, event.request)
+        edges = [] if request is None else self._supply(request, event.input, event.payload)
+        if request is None or not edges:
+            self._late(event.payload)
+            return
+        request.input_at = self._now
+        for edge in edges:
+            self._pass_on(request, edge)
+        if request.kept_bytes > self._limits.retention_bytes:
+            self._relieve(request)
+
+    def _on_input_closed(self, event: on.InputClosed) -> None:
+        request = self._concerned(event, event.request)
+        edges = [] if request is None else self._end_input(request, event.input)
+        if request is None or not edges:
+            self._late()
+            return
+        request.input_at = self._now
+        for edge in edges:
+            if not edge.is_closed:
+                self._pass_on(request, edge)
 
     # ------------------------------------------------------------------ slots: reserve and bind
 
@@ -517,13 +616,16 @@ class Router:
         """Make a task ready if it can start now, and find it a place."""
         if task.state is not TaskState.WAITING_INPUT or not task.may_start:
             return
+        if request.state is _QUEUED and not (request.is_leader and request.is_complete):
+            return  # its leader stands in line for it, once all are there
         task.state = TaskState.READY
         task.ready_at = self._now
         if task.has_reserved:
             self._bind(request, task)
             return
         rank = (request.state is _QUEUED, request.priority)
-        self._line.join(request.id, request.plan.groups[task.key.stage], rank)
+        need = len(request.party) if request.state is _QUEUED else 1
+        self._line.join(request.id, request.plan.groups[task.key.stage], rank, need)
         self._must_admit = True
 
     def _admit(self) -> None:
@@ -532,6 +634,8 @@ class Router:
         for stage, waiting in self._unbound.items():
             pool = self._pools[stage]
             for request_id in tuple(waiting):
+                if request_id not in waiting:
+                    continue  # it has ended with a companion
                 request = self._requests[request_id]
                 if pool.has_lost(request.affinity):
                     self._fail(request, _affinity_lost(stage))
@@ -550,6 +654,7 @@ class Router:
 
     def _reserve(self, request: Request, group: Group) -> None:
         """Promise the request a slot at each stage of a group, and bind what is ready."""
+        companions = request.party[1:] if request.state is _QUEUED and request.is_leader else ()
         if request.state is _QUEUED:
             request.state = _RUNNING
             request.started_at = self._now
@@ -564,6 +669,10 @@ class Router:
         for task in tasks:
             if task.state is TaskState.READY:
                 self._bind(request, task)
+        for companion in companions:
+            self._reserve(companion, group)
+            for task in companion.tasks.values():
+                self._consider(companion, task)
 
     def _unreserve(self, request: Request, task: Task) -> None:
         """End a task that is not bound: give its promised slot back, or its place in line."""
@@ -936,7 +1045,7 @@ class Router:
 
     def _complete(self, request: Request, task: Task) -> None:
         """Pass a task's end on: to the client, its consumers, its sources, and the request itself."""
-        if request.state is _DRAINING:
+        if request.state is not _RUNNING:
             self._forget_if_drained(request)
             return
         for output in task.outputs:
@@ -956,11 +1065,15 @@ class Router:
             self._pass_on(request, edge)
         for edge in task.edges_in:
             self._close_edge(request, edge)
-        if all(each.state is TaskState.FINISHED for each in request.tasks.values()):
-            timings = request.timings(self._now)
-            self._end(
-                request, do.Finish(channel=request.channel, request=request.id, timings=timings)
-            )
+        if request.is_through:
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        """End a request whose tasks have all finished; a leader waits for its companions."""
+        if request.is_leader and any(each.state is _RUNNING for each in request.party[1:]):
+            return
+        timings = request.timings(self._now)
+        self._end(request, do.Finish(channel=request.channel, request=request.id, timings=timings))
 
     def _close_edge(self, request: Request, edge: EdgeFlow) -> None:
         """The consumer wants no more of this edge; a source that nobody wants any more stops too."""
@@ -1036,6 +1149,21 @@ class Router:
         for payload in _present(request.options):
             self._drop(payload)
         self._forget_if_drained(request)
+        if len(request.party) > 1:
+            self._end_party(request, terminal)
+
+    def _end_party(self, request: Request, terminal: do.Finish | do.Fail | do.Cancelled) -> None:
+        """Let a request's companions know that it has ended."""
+        leader = request.party[0]
+        if isinstance(terminal, do.Finish):
+            if leader.state is _RUNNING and leader.is_through:
+                self._finish(leader)
+            return
+        if request is not leader and leader.state in (_QUEUED, _RUNNING):
+            self._fail(leader, _companion_lost(request, terminal))
+        for other in request.party[1:]:
+            if other.state in (_QUEUED, _RUNNING):
+                self._cancel(other, f"its companion {request.id} has ended")
 
     def _cancel_task(self, request: Request, task: Task) -> None:
         """Tell a replica to end a task; a task is told once."""
@@ -1051,6 +1179,8 @@ class Router:
 
     def _forget_if_drained(self, request: Request) -> None:
         """Drop the record of an ended request when no replica works for it any more."""
+        if request.state is _DONE:
+            return
         if any(task.state is TaskState.BOUND for task in request.tasks.values()):
             return
         request.state = _DONE
@@ -1120,6 +1250,13 @@ class Router:
         self._calls.learn(place.id, event.methods)
         self._must_admit = True
 
+    def _on_stats_reported(self, event: on.StatsReported) -> None:
+        place = self._supervision.live(event.replica)
+        if place is None:
+            self._late()
+        else:
+            place.reported = event
+
     def _on_replica_alive(self, event: on.ReplicaAlive) -> None:
         place = self._supervision.live(event.replica)
         if place is None or not place.bound:
@@ -1145,10 +1282,22 @@ class Router:
 
     def _on_replica_died(self, event: on.ReplicaDied) -> None:
         place = self._supervision.live(event.replica)
-        if place is None:
+        if place is not None:
+            self._evict(place, event.reason)
+        elif self._supervision.has_place(event.replica):
             self._late()
-            return
-        self._evict(place, event.reason)
+        else:
+            raise self._impossible(f"{event.replica} died, but there is no such place")
+
+    def _on_poller_failed(self, event: on.PollerFailed) -> None:
+        """Evict nobody, since nobody is named; tasks that do not go on have deadlines of their own."""
+        pool = self._pools.get(event.stage)
+        if pool is None:
+            raise self._impossible(f"a poller of {event.stage}, which does not exist, has failed")
+        for place in pool.replicas:
+            for key in place.bound:
+                story = self._requests[key.request].story
+                story.add(self._now, f"{event.stage}: its poller starts again: {event.reason}")
 
     def _on_drain_requested(self, event: on.DrainRequested) -> None:
         place = self._supervision.live(event.replica)
@@ -1206,7 +1355,7 @@ class Router:
         self._count("replica_deaths")
         self._supervision.bury(place, reason, self._now, for_good=for_good)
         for request, task in self._strand(place):
-            if request.state is _DRAINING or task.is_abandoned:
+            if request.state is not _RUNNING or task.is_abandoned:
                 self._complete(request, task)
             else:
                 self._recover(request, task, replica, reason)
@@ -1329,7 +1478,7 @@ class Router:
 
     def _expire_shutdown(self) -> None:
         for request in list(self._requests.values()):
-            if request.state is not _DRAINING:
+            if request.state in (_QUEUED, _RUNNING):
                 self._fail(
                     request,
                     Failure(
@@ -1390,9 +1539,10 @@ class Router:
         """Return what holds a request up: the queue, or the first stage that has not finished."""
         if request.state is _QUEUED:
             return "queue"
-        return next(
+        open_stages = (
             stage for stage, task in request.tasks.items() if task.state is not TaskState.FINISHED
         )
+        return next(open_stages, "companions")
 
     # ------------------------------------------------------------------ what is always true
 
@@ -1468,6 +1618,8 @@ class Router:
         assert pool.free == sum(place.slots - len(place.bound) for place in ready), (
             f"{pool.spec.id}: free"
         )
+        openings = {place.id.slot: len(place.bound) for place in ready if place.has_room}
+        assert pool.openings.loads() == openings, f"{pool.spec.id}: openings"
         tasks = [r.tasks[pool.spec.id] for r in self._requests.values() if pool.spec.id in r.tasks]
         assert pool.reserved == sum(task.has_reserved for task in tasks), (
             f"{pool.spec.id}: reserved"
@@ -1556,7 +1708,8 @@ class Router:
 
 def _not_served(pipeline: PipelineSpec, event: on.RequestSubmitted) -> Failure:
     wanted = ", ".join(event.outputs) or "its outputs"
-    given = ", ".join(name for name, _ in event.inputs) or "nothing"
+    names = (*(name for name, _ in event.inputs), *event.open_inputs)
+    given = ", ".join(dict.fromkeys(names)) or "nothing"
     inputs, outputs = ", ".join(pipeline.inputs), ", ".join(o.name for o in pipeline.outputs)
     return Failure(
         kind=FailureKind.INVALID_REQUEST,
@@ -1582,6 +1735,26 @@ def _starting_or_stopping() -> Failure:
         detail="the server starts or stops at this moment",
         code="server_shutting_down",
         retry_after_s=1.0,
+    )
+
+
+def _no_leader(leader: RequestId) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"request {leader} does not wait for such a companion: submit the leader first, on the same "
+        "channel, with `companions`, and the companions with the same inputs and outputs",
+        param="companion_of",
+    )
+
+
+def _companion_lost(companion: Request, terminal: do.Fail | do.Cancelled) -> Failure:
+    if isinstance(terminal, do.Fail):
+        text = f"its companion {companion.id} has failed: {terminal.failure.detail}"
+        return msgspec.structs.replace(terminal.failure, detail=text)
+    return Failure(
+        kind=FailureKind.STAGE_ERROR,
+        detail=f"its companion {companion.id} was aborted",
+        code="companion_lost",
     )
 
 

@@ -6,6 +6,7 @@ This machine holds no requests; it counts.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from stretto.core.commands import ReplicaState
 from stretto.types import IncarnationNumber, Recovery, ReplicaId, StageId, TaskKey, weakest
 
 if TYPE_CHECKING:
-    from stretto.core.events import Affinity
+    from stretto.core.events import Affinity, StatsReported
     from stretto.core.graph import Limits, StageSpec
 
 
@@ -85,6 +86,7 @@ class Replica:
         reason: Why the last process died.
         detail: What it is doing or why it is not there, for people.
         fraction: How far loading is.
+        reported: What its backend told last; `None` if it tells nothing.
         is_wanted: It counts towards the stage's target; else it leaves, has left, or has joined by itself.
         nonce: The name of the process that has joined from elsewhere; empty if it was started here.
         connection: The connection on which it did so.
@@ -105,6 +107,7 @@ class Replica:
         "nonce",
         "phase",
         "reason",
+        "reported",
         "slots",
     )
 
@@ -124,6 +127,7 @@ class Replica:
         self.is_wanted = True
         self.nonce = ""
         self.connection = 0
+        self.reported: StatsReported | None = None
 
     @property
     def is_joined(self) -> bool:
@@ -175,6 +179,39 @@ class Replica:
         return now + min(backoff_s, limits.respawn_max_s)
 
 
+class Openings:
+    """Ready places with room, ordered by load: who has the least work is found without a look at all."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, list[int]] = {}
+
+    def add(self, place: Replica) -> None:
+        """Offer a place, under the work that it has now; one without room is ignored."""
+        if place.has_room:
+            insort(self._slots.setdefault(len(place.bound), []), place.id.slot)
+
+    def remove(self, place: Replica) -> None:
+        """Take a place back before its work changes; one without room was not offered."""
+        if not place.has_room:
+            return
+        load = len(place.bound)
+        slots = self._slots[load]
+        del slots[bisect_left(slots, place.id.slot)]
+        if not slots:
+            del self._slots[load]
+
+    def least(self, start: int) -> int | None:
+        """Return the slot index with the least work; of several the first from `start` on, in a circle."""
+        if not self._slots:
+            return None
+        slots = self._slots[min(self._slots)]
+        return slots[bisect_left(slots, start) % len(slots)]
+
+    def loads(self) -> dict[int, int]:
+        """Return the work of each place that is offered, by slot index."""
+        return {slot: load for load, slots in self._slots.items() for slot in slots}
+
+
 class Pool:
     """The replicas of one stage.
 
@@ -187,6 +224,7 @@ class Pool:
         was_ready: Some replica has been ready in this life of the engine.
         recovery: The most that may be done with tasks of this stage after a death.
         empty_since: When the last ready replica was lost, if there is none; monotonic seconds.
+        openings: The ready replicas with a free slot.
     """
 
     def __init__(self, spec: StageSpec) -> None:
@@ -198,6 +236,7 @@ class Pool:
         self.was_ready = False
         self.recovery: Recovery = spec.recovery
         self.empty_since = 0.0
+        self.openings = Openings()
         self._turn = 0
         self._homes: OrderedDict[str, ReplicaId] = OrderedDict()
 
@@ -275,16 +314,9 @@ class Pool:
                 return home
             if affinity.mode == "require":
                 return None
-        best: Replica | None = None
-        count = len(self.replicas)
         self._turn += 1
-        for offset in range(count):
-            place = self.replicas[(self._turn + offset) % count]
-            if place.phase is not ReplicaPhase.READY or not place.has_room:
-                continue
-            if best is None or len(place.bound) < len(best.bound):
-                best = place
-        return best
+        slot = self.openings.least(self._turn % max(len(self.replicas), 1))
+        return None if slot is None else self.replicas[slot]
 
     def start(self, place: Replica) -> ReplicaId:
         """Mint the identity of the place's next process."""
@@ -294,6 +326,7 @@ class Pool:
         place.phase = ReplicaPhase.STARTING
         place.slots = 0
         place.has_worked = False
+        place.reported = None
         return place.id
 
     def become_ready(self, place: Replica, slots: int, recovery: Recovery) -> None:
@@ -308,24 +341,32 @@ class Pool:
         place.phase = ReplicaPhase.READY
         self.capacity += place.slots
         self.free += place.slots - len(place.bound)
+        self.openings.add(place)
 
     def leave_ready(self, place: Replica, phase: ReplicaPhase, now: float) -> None:
         """Move a place to a phase without new work; count its slots out if they were in."""
         if place.phase is ReplicaPhase.READY:
             self.capacity -= place.slots
             self.free -= place.slots - len(place.bound)
+            self.openings.remove(place)
             if not self.capacity:
                 self.empty_since = now
         place.phase = phase
 
     def bind(self, place: Replica, task: TaskKey) -> None:
-        """Give a reserved slot to a task."""
+        """Give a reserved slot of a ready place to a task."""
+        self.openings.remove(place)
         place.bound[task] = None
+        self.openings.add(place)
         self.free -= 1
         self.reserved -= 1
 
     def unbind(self, place: Replica, task: TaskKey) -> None:
         """Free a task's slot."""
+        if place.phase is not ReplicaPhase.READY:
+            del place.bound[task]
+            return
+        self.openings.remove(place)
         del place.bound[task]
-        if place.phase is ReplicaPhase.READY:
-            self.free += 1
+        self.openings.add(place)
+        self.free += 1

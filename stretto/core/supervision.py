@@ -60,6 +60,11 @@ class Supervision:
         pool = self.pools.get(replica.stage)
         return None if pool is None else pool.find(replica)
 
+    def has_place(self, replica: ReplicaId) -> bool:
+        """Say whether there is, or was, a place for such a process."""
+        pool = self.pools.get(replica.stage)
+        return pool is not None and 0 <= replica.slot < len(pool.replicas)
+
     def start(self, place: Replica, now: float) -> None:
         """Ask for a process."""
         self._out.append(do.StartReplica(replica=self.pools[place.id.stage].start(place)))

@@ -51,6 +51,13 @@ def open_request(request: Request, pools: Mapping[StageId, Pool], now: float) ->
 
 def _clauses(request: Request, pools: Mapping[StageId, Pool], now: float) -> Iterator[str]:
     if request.state is RequestState.QUEUED:
+        if not request.is_complete:
+            yield f"waits for {request.party_size - len(request.party)} companions"
+            return
+        name = request.awaited_input()
+        if name is not None and not any(t.state is TaskState.READY for t in request.tasks.values()):
+            yield f"waits for the client to send input {name}"
+            return
         yield f"queue: {_slots(request.plan.stages, pools)}"
         return
     if request.state is RequestState.DRAINING:

@@ -31,8 +31,9 @@ class Wait(NamedTuple):
 def waits_of(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> Iterator[Wait]:
     """Yield what a queued or running request waits for."""
     if request.state is RequestState.QUEUED:
-        yield from _slot_waits("queue", request.plan.stages, request.submitted_at, pools, limits)
+        yield from _queue_waits(request, pools, limits)
         return
+    yield from _input_waits(request, limits)
     for stage, task in request.tasks.items():
         if task.state is TaskState.READY:
             needed = (stage,) if task.has_reserved else request.plan.groups[stage]
@@ -41,11 +42,37 @@ def waits_of(request: Request, pools: Mapping[StageId, Pool], limits: Limits) ->
             yield from _progress_waits(task, pools[stage].spec.chunk_timeout_s, limits)
 
 
+def _queue_waits(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> Iterator[Wait]:
+    """Yield the wait for the first slots, or for the input without which none are needed."""
+    ready = [task.ready_at for task in request.tasks.values() if task.state is TaskState.READY]
+    if not request.is_complete:
+        timeout_s = limits.queue_timeout_s
+        missing = request.party_size - len(request.party)
+        detail = f"{missing} of its companions did not come in {timeout_s:g} s"
+        yield Wait(request.submitted_at + timeout_s, _too_long(detail, "client"))
+    elif not request.is_leader:
+        return  # its leader waits for both
+    elif ready:
+        yield from _slot_waits("queue", request.plan.stages, min(ready), pools, limits)
+    else:
+        yield from _input_waits(request, limits)
+
+
+def _input_waits(request: Request, limits: Limits) -> Iterator[Wait]:
+    """Yield the wait for the client to send more."""
+    name = request.awaited_input()
+    if name is not None:
+        timeout_s = limits.input_timeout_s
+        detail = f"the client sent no more of input {name} for {timeout_s:g} s and did not close it"
+        yield Wait(request.input_at + timeout_s, _too_long(detail, "client"))
+
+
 def shortest_s(request: Request, pools: Mapping[StageId, Pool], limits: Limits) -> float:
     """Return how often a request's waits must be looked at so that none is seen too late."""
     return min(
         limits.queue_timeout_s,
         limits.slow_client_timeout_s,
+        limits.input_timeout_s,
         limits.stage_unavailable_timeout_s,
         *(pools[stage].spec.chunk_timeout_s for stage in request.plan.stages),
     )

@@ -233,6 +233,9 @@ class Channel:
         session: str | None = None,
         affinity: Affinity | None = None,
         label: str = "",
+        open_inputs: Sequence[str] = (),
+        companions: int = 0,
+        companion_of: Stream | None = None,
     ) -> Stream:
         """Submit a request; never blocks. Whether it is accepted is the stream's first news.
 
@@ -246,6 +249,9 @@ class Channel:
             session: The session that it belongs to.
             affinity: Which replicas it should meet again.
             label: The client's own id, for people.
+            open_inputs: Inputs that go on after this; see `Stream.append`.
+            companions: So many requests follow that go with this one; see `Engine.generate`.
+            companion_of: The request that this one goes with.
 
         Raises:
             EngineDead: The channel has ended.
@@ -267,15 +273,13 @@ class Channel:
             session=None if session is None else SessionId(session),
             affinity=affinity,
             label=label,
+            open_inputs=tuple(InputName(name) for name in open_inputs),
+            companions=companions,
+            companion_of=None if companion_of is None else companion_of.number,
         )
         body = b"".join((*(data for _, _, data in encoded), option_data))
-        try:
-            self._send(message, body)
-        except (FrameError, UnicodeEncodeError, OverflowError) as error:
-            raise InvalidRequest(
-                f"The request can't be sent: {error}", code="invalid_value"
-            ) from error
-        inbox = Inbox(number, self, self._window)
+        self._send_checked(message, body)
+        inbox = Inbox(number, self, self._window, message.open_inputs)
         self._inboxes[number] = inbox
         return Stream(RequestId(f"{self.welcome.channel}-{number}"), inbox, self._loop)
 
@@ -441,6 +445,21 @@ class Channel:
     def grant(self, number: int, output: OutputName, up_to: int) -> None:
         """Return credit for the output's chunks below `up_to`."""
         self._send(wire.Drained(number=number, output=output, up_to=up_to))
+
+    def append(self, number: int, name: InputName, values: Payload) -> None:
+        """Send more of a request's open input.
+
+        Raises:
+            EngineDead: The channel has ended.
+            InvalidRequest: A value can't be sent, or this is not the channel's event loop.
+        """
+        self._check_usable()
+        ref, data = inline_payload(name, values)
+        self._send_checked(wire.Append(number, name, ref), data)
+
+    def close_input(self, number: int, name: InputName) -> None:
+        """End a request's open input."""
+        self._send(wire.CloseInput(number, name))
 
     def abandon(self, number: int) -> None:
         """Abort a request whose reader is gone."""
@@ -650,6 +669,19 @@ class Channel:
             )
         if self._death is not None:
             raise self._dead()
+
+    def _send_checked(self, message: wire.Up, body: bytes) -> None:
+        """Send what holds a client's values.
+
+        Raises:
+            InvalidRequest: They can't be sent.
+        """
+        try:
+            self._send(message, body)
+        except (FrameError, UnicodeEncodeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"The request can't be sent: {error}", code="invalid_value"
+            ) from error
 
     def _send(self, message: wire.Up, body: bytes | None = None) -> None:
         if self._connection is not None:

@@ -212,6 +212,9 @@ class Engine:
         session: str | None = None,
         affinity: Affinity | None = None,
         label: str = "",
+        open_inputs: Sequence[str] = (),
+        companions: int = 0,
+        companion_of: Stream | None = None,
         **inputs: Value | Payload,
     ) -> Stream:
         """Submit a request and return its stream of chunks; never blocks.
@@ -225,6 +228,12 @@ class Engine:
             session: The session that it belongs to.
             affinity: Which replicas it should meet again.
             label: Your own id, for logs.
+            open_inputs: Inputs that go on after this: `Stream.append` sends more of them, and
+                `Stream.close_input` ends them. They may be left out of `inputs`.
+            companions: So many requests with the same inputs and outputs are submitted next, as its
+                companions: none starts before all are there, this one finishes last, and what fails one
+                of them ends all.
+            companion_of: The stream of the request that this one is a companion of.
             inputs: The pipeline's inputs, for example `text="Hello"`; a mapping gives several values.
 
         Raises:
@@ -242,6 +251,9 @@ class Engine:
             session=session,
             affinity=affinity,
             label=label,
+            open_inputs=open_inputs,
+            companions=companions,
+            companion_of=companion_of,
         )
 
     async def abort(self, request: Stream | RequestId | str) -> bool:

@@ -13,9 +13,14 @@ import uvloop
 from stretto.config.process_specs import OrchestratorSpec
 from stretto.launch.local import LocalLauncher
 from stretto.orchestrator.shell import Orchestrator
+from stretto.transport.allocator import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+PAYLOAD_BYTES = 16 * 1024
+"""Inline payloads from this size on live and die in no order; kept on the heap, they let it grow."""
 
 
 def run_orchestrator_process(
@@ -23,6 +28,7 @@ def run_orchestrator_process(
 ) -> int:
     """Serve one epoch until SIGTERM or a crash; return the exit code, 0 after a drain."""
     logging.basicConfig(format="[orchestrator] %(levelname)s %(message)s", level=logging.INFO)
+    give_back(PAYLOAD_BYTES)
     return uvloop.run(
         _live(msgspec.json.decode(spec_line, type=OrchestratorSpec), make_orchestrator)
     )

@@ -89,8 +89,8 @@ class Readiness:
 
     @property
     def has_started(self) -> bool:
-        """Whether every stage has a ready replica, or is meant to have none for now."""
-        return bool(self._replicas) and all(
+        """Whether every stage that is meant to have replicas has a ready one, and there is such a stage."""
+        return any(self._targets.values()) and all(
             not self._targets.get(stage, 0)
             or any(state.state == "ready" for state in slots.values())
             for stage, slots in self._replicas.items()

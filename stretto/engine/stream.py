@@ -22,17 +22,19 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from stretto.engine.payloads import input_values
 from stretto.errors import Cancelled, InvalidRequest, StrettoError
 from stretto.transport.pulling import is_far
+from stretto.types import InputName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
     from stretto.core.commands import Timings
     from stretto.messages.channel import Output
-    from stretto.types import OutputName, PayloadRef, RequestId, Value
+    from stretto.types import OutputName, Payload, PayloadRef, RequestId, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,14 @@ class Upstream(Protocol):
         """Return credit: the output's chunks below `up_to` were taken."""
         ...
 
+    def append(self, number: int, name: InputName, values: Payload) -> None:
+        """Send more of an open input."""
+        ...
+
+    def close_input(self, number: int, name: InputName) -> None:
+        """End an open input."""
+        ...
+
     def abandon(self, number: int) -> None:
         """Abort the request; nothing more of it is wanted."""
         ...
@@ -114,6 +124,7 @@ class Inbox:
         "_end",
         "_is_pulling",
         "_items",
+        "_open_inputs",
         "_upstream",
         "_waiter",
         "_window",
@@ -121,8 +132,15 @@ class Inbox:
         "timings",
     )
 
-    def __init__(self, number: int, upstream: Upstream, window: Window) -> None:
+    def __init__(
+        self,
+        number: int,
+        upstream: Upstream,
+        window: Window,
+        open_inputs: Iterable[InputName] = (),
+    ) -> None:
         self.number = number
+        self._open_inputs = set(open_inputs)
         self.timings: Timings | None = None
         self._upstream = upstream
         self._window = window
@@ -188,6 +206,23 @@ class Inbox:
                 self._items.popleft()
                 return self._opened(message, data)
 
+    def append(self, name: InputName, values: Payload) -> None:
+        """Send more of an open input.
+
+        Raises:
+            StrettoError: The request has ended badly.
+            InvalidRequest: The input is not open, or a value can't be sent.
+        """
+        self._check_open(name)
+        self._upstream.append(self.number, name, values)
+
+    def close_input(self, name: InputName) -> None:
+        """End an open input; one that has ended, or whose request has, is left alone."""
+        if name in self._open_inputs:
+            self._open_inputs.discard(name)
+            if self._end is None:
+                self._upstream.close_input(self.number, name)
+
     def close(self, reason: StrettoError) -> None:
         """Give up: drop what is unread, abort what still runs; reads raise `reason` from now on.
 
@@ -213,6 +248,17 @@ class Inbox:
             return None
         finally:
             self._is_pulling = False
+
+    def _check_open(self, name: InputName) -> None:
+        if self._end is not None and self._end.error is not None:
+            raise self._end.error
+        if name not in self._open_inputs or self._end is not None:
+            known = ", ".join(sorted(self._open_inputs)) or "none"
+            raise InvalidRequest(
+                f"Input {name!r} is not open; open are: {known}.",
+                param=name,
+                code="input_closed",
+            )
 
     def _give_up(self, reason: StrettoError) -> None:
         while self._items:
@@ -288,6 +334,11 @@ class Stream:
         self._loop = loop
 
     @property
+    def number(self) -> int:
+        """The request's number on its channel."""
+        return self._inbox.number
+
+    @property
     def timings(self) -> Timings | None:
         """Where the request's time went; `None` until it has finished well."""
         return self._inbox.timings
@@ -312,6 +363,24 @@ class Stream:
         if chunk is None:
             raise StopAsyncIteration
         return chunk
+
+    def append(self, **inputs: Value | Payload) -> None:
+        """Send more of inputs that were left open at the start (`open_inputs`); never blocks.
+
+        Pieces reach the stages in this order, and each may have values of its own. What was sent and not
+        used yet counts against the request's `retention_bytes`.
+
+        Raises:
+            StrettoError: What ended the request.
+            InvalidRequest: An input is not open, or a value can't be sent.
+        """
+        for name, value in inputs.items():
+            self._inbox.append(InputName(name), input_values(name, value))
+
+    def close_input(self, *names: str) -> None:
+        """End open inputs: the request goes on to its end. May be called twice."""
+        for name in names:
+            self._inbox.close_input(InputName(name))
 
     def abort(self, reason: StrettoError | None = None) -> None:
         """Stop the request now and drop what is unread; a parked read raises `reason`, or `Cancelled`.

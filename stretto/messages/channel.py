@@ -58,6 +58,24 @@ class Submit(_Message, frozen=True, tag=2):
     session: SessionId | None
     label: str
     affinity: Affinity | None = None
+    open_inputs: tuple[InputName, ...] = ()
+    companions: int = 0
+    companion_of: int | None = None
+
+
+class Append(_Message, frozen=True, tag=11):
+    """More of an open input; its bytes are in the body."""
+
+    number: int
+    input: InputName
+    payload: PayloadRef
+
+
+class CloseInput(_Message, frozen=True, tag=12):
+    """Nothing more comes on an open input."""
+
+    number: int
+    input: InputName
 
 
 class Abort(_Message, frozen=True, tag=3):
@@ -281,7 +299,20 @@ class CallAnswered(_Message, frozen=True, tag=45):
     failure: Failure | None = None
 
 
-Up: TypeAlias = Hello | Submit | Abort | Drained | Viewed | Ask | HttpDone | Scale | Drain | Call
+Up: TypeAlias = (
+    Hello
+    | Submit
+    | Append
+    | CloseInput
+    | Abort
+    | Drained
+    | Viewed
+    | Ask
+    | HttpDone
+    | Scale
+    | Drain
+    | Call
+)
 Down: TypeAlias = (
     Welcome
     | Output
@@ -303,7 +334,7 @@ Down: TypeAlias = (
 def inline_payloads(message: object) -> tuple[PayloadRef, ...]:
     """Return the message's payloads whose bytes lie in the frame's body, in their order there."""
     match message:
-        case Output(payload=PayloadRef() as payload):
+        case Output(payload=PayloadRef() as payload) | Append(payload=payload):
             return (payload,) if payload.place == INLINE else ()
         case Submit(inputs=inputs, options=options):
             refs = [ref for _, ref in inputs]

@@ -110,6 +110,7 @@ class Produced(_Message, frozen=True, tag=6):
     kind: Literal["data", "preview"]
     media_s: float
     boundary: Boundary | None = None
+    transfer_s: float = 0.0
 
 
 class Consumed(_Message, frozen=True, tag=7):
@@ -135,6 +136,14 @@ class Ended(_Message, frozen=True, tag=9):
     failure: Failure | None = None
 
 
+class Reported(_Message, frozen=True, tag=12):
+    """A backend tells numbers about its replica; see `stretto.core.events.StatsReported`."""
+
+    running: int
+    waiting: int
+    values: dict[str, float]
+
+
 class Alive(_Message, frozen=True, tag=10):
     """This process reacts and holds tasks; its present step has run for `step_age_s` seconds."""
 
@@ -157,7 +166,7 @@ class CallAnswered(_Message, frozen=True, tag=11):
     is_asleep: bool = False
 
 
-class Offer(_Message, frozen=True, tag=12):
+class Offer(_Message, frozen=True, tag=28):
     """First message of a process from elsewhere: it wants to serve a stage.
 
     Attributes:
@@ -181,7 +190,7 @@ class Offer(_Message, frozen=True, tag=12):
     proof: bytes
 
 
-class Leaving(_Message, frozen=True, tag=13):
+class Leaving(_Message, frozen=True, tag=29):
     """Whoever runs this process wants it to finish what it has and to leave; answered by `Drain`."""
 
 
@@ -267,21 +276,21 @@ class Call(_Message, frozen=True, tag=40):
     arguments: bytes
 
 
-class Challenge(_Message, frozen=True, tag=41):
+class Challenge(_Message, frozen=True, tag=60):
     """First message to a process from elsewhere; its offer proves that it knows the token."""
 
     protocol: int
     challenge: bytes
 
 
-class Accepted(_Message, frozen=True, tag=42):
+class Accepted(_Message, frozen=True, tag=61):
     """The offer is taken: `launch` is a `LaunchSpec` as msgpack, so that the other host needs no file."""
 
     launch: bytes
     proof: bytes
 
 
-class Refused(_Message, frozen=True, tag=43):
+class Refused(_Message, frozen=True, tag=62):
     """The offer is not taken; with a `retry_after_s` it may be made again."""
 
     failure: Failure
@@ -297,6 +306,7 @@ Up: TypeAlias = (
     | Viewed
     | Ended
     | Alive
+    | Reported
     | CallAnswered
     | Offer
     | Leaving

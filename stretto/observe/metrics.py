@@ -86,6 +86,13 @@ class Metrics:
             buckets=WAIT_BUCKETS,
             registry=registry,
         )
+        self._transfer = Histogram(
+            "stretto_payload_transfer_seconds",
+            "How long a replica waited for the payloads that a chunk was made of.",
+            ["stage"],
+            buckets=WAIT_BUCKETS,
+            registry=registry,
+        )
         self._http = Counter(
             "stretto_http_requests",
             "HTTP exchanges that have ended; 499 is a client that left.",
@@ -117,7 +124,10 @@ class Metrics:
         del error
         # On the way of every chunk: plain numbers and comparisons of types, a few hundred ns.
         if type(event) is on.ChunkProduced:
-            self._chunks[event.task.stage] = self._chunks.get(event.task.stage, 0) + 1
+            stage = event.task.stage
+            self._chunks[stage] = self._chunks.get(stage, 0) + 1
+            if event.transfer_s:  # also of a request that is gone: what it cost was paid
+                self._transfer.labels(stage).observe(event.transfer_s)
         for command in commands:
             if type(command) is do.Emit:
                 self._emitted(command)
@@ -251,6 +261,17 @@ def _gauges(statistics: Statistics) -> Iterator[Metric]:
         for replica, phase in stage.replicas:
             up.add_metric([replica.stage, str(replica.slot)], float(phase == "ready"))
     yield up
+    reported = GaugeMetricFamily(
+        "stretto_replica_reported",
+        "What a replica's backend told last, by its own names; `running` and `waiting` are its tasks.",
+        labels=["stage", "replica", "name"],
+    )
+    for stage in stages:
+        for each in stage.reported:
+            tasks = {"running": float(each.running), "waiting": float(each.waiting)}
+            for name, value in (tasks | each.values).items():
+                reported.add_metric([stage.stage, str(each.replica.slot), name], value)
+    yield reported
 
 
 def _labelled(name: str, meaning: str, label: str, values: dict[str, int]) -> Metric:

@@ -225,13 +225,17 @@ class Channels:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(  # noqa: C901, PLR0911 - one arm each
+    def _event(  # noqa: C901, PLR0911, PLR0912 - one arm each
         self, peer: Peer, message: channel.Up, body: memoryview, now: float
     ) -> on.AnyEvent | None:
         """Return the event that a message is; one that changes nothing is dealt with here."""
         match message:
             case channel.Submit():
                 return self._submitted(peer, message, body, now)
+            case channel.Append():
+                return self._appended(peer, message, body, now)
+            case channel.CloseInput(number=number, input=name):
+                return on.InputClosed(now=now, request=_request_id(peer, number), input=name)
             case channel.Drained():
                 return on.ConsumerDrained(
                     now=now,
@@ -299,6 +303,23 @@ class Channels:
             session=message.session,
             label=message.label,
             affinity=message.affinity,
+            open_inputs=message.open_inputs,
+            companions=message.companions,
+            companion_of=(
+                None if message.companion_of is None else _request_id(peer, message.companion_of)
+            ),
+        )
+
+    def _appended(
+        self, peer: Peer, message: channel.Append, body: memoryview, now: float
+    ) -> on.AnyEvent:
+        if message.payload.place != INLINE:
+            return self._broken(peer, "its input is not inline", now)
+        return on.InputAppended(
+            now=now,
+            request=_request_id(peer, message.number),
+            input=message.input,
+            payload=self._payloads.keep(bytes(body)),
         )
 
     def _called(

@@ -21,6 +21,7 @@ from stretto.orchestrator.strangers import Strangers
 from stretto.transport.connection import Connection
 from stretto.types import (
     INLINE,
+    MAX_METRICS,
     SHARED_MEMORY,
     CallId,
     Clock,
@@ -234,6 +235,10 @@ class Links:
                 found.connection.close()  # it must hear why, or it would come back
             else:
                 found.connection.abort()
+            found.connection = None
+        found.inbox.pause = found.inbox.resume = (
+            None  # a cycle would keep all of it until a collection
+        )
         self._payloads.reclaim(found.owner)
 
     def close(self) -> None:
@@ -261,6 +266,10 @@ class Links:
                 event = self._event(source, message, body[offset : offset + size], now)
             except ProtocolViolated as error:
                 self._violated(source, str(error))
+                return
+            except Exception as error:
+                log.exception("what replica %s sent can't be handled", source.replica)
+                self._violated(source, f"{type(error).__name__} while it was handled")
                 return
             self._dispatcher.post(event, source.inbox)
             offset += size
@@ -321,7 +330,7 @@ class Links:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(  # noqa: C901, PLR0911 - one arm per message
+    def _event(  # noqa: C901, PLR0911, PLR0912 - one arm per message
         self, source: Link, message: link.Up, body: memoryview, now: float
     ) -> on.AnyEvent:
         """Check a message against what this replica may say, and make an event of it.
@@ -352,6 +361,8 @@ class Links:
             case link.StartFailed():
                 _check_loading(source)
                 return on.ReplicaStartFailed(now=now, replica=source.replica, reason=message.reason)
+            case link.Reported():
+                return _reported(source, message, now)
             case link.Alive(step_age_s=age_s):
                 return on.ReplicaAlive(now=now, replica=source.replica, step_age_s=age_s)
             case link.CallAnswered():
@@ -422,7 +433,20 @@ class Links:
             kind=message.kind,
             media_s=message.media_s,
             boundary=message.boundary,
+            transfer_s=message.transfer_s,
         )
+
+
+def _reported(source: Link, message: link.Reported, now: float) -> on.StatsReported:
+    if len(message.values) > MAX_METRICS or any(len(name) > MAX_METRICS for name in message.values):
+        raise ProtocolViolated(f"it reports {len(message.values)} metrics, or one with a long name")
+    return on.StatsReported(
+        now=now,
+        replica=source.replica,
+        running=message.running,
+        waiting=message.waiting,
+        values=message.values,
+    )
 
 
 def _check_loading(source: Link) -> None:

@@ -5,6 +5,7 @@ Everything here runs in the compute thread. It must not know the loop or the lin
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -81,6 +82,7 @@ class Intake:
         self._done = {edge.id: resumed.get(edge.id, (0, 0)) for edge in opening.edges}
         self._left_out = {edge: inputs for edge, (_, inputs) in self._done.items()}
         self.pending: deque[_Made] = deque()
+        self._transfer_s = 0.0
 
     def task(self, options_body: bytes | None) -> Task:
         """Return the task as its backend sees it.
@@ -148,6 +150,11 @@ class Intake:
         """Return the boundary behind what is used up now."""
         return Boundary(token, dict(self._done))
 
+    def take_transfer_s(self) -> float:
+        """Return how long payloads took to come, in seconds, since this was last asked."""
+        taken, self._transfer_s = self._transfer_s, 0.0
+        return taken
+
     def _count(self, edge: EdgeSpec, up_to: int, inputs: int) -> None:
         chunks, used = self._done[edge.id]
         if edge.adapter is None:
@@ -197,6 +204,8 @@ class Intake:
             raise PayloadLost(
                 f"payload {payload.key} is in shared memory, which this replica was not told of"
             )
+        began = time.perf_counter()
         mapped = self._reader.open(payload)
+        self._transfer_s += time.perf_counter() - began
         self._mapped.append((payload, mapped))
         return codec.decode(mapped.view)

@@ -6,19 +6,50 @@ It must not know which form of backend made them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from stretto.backends.contract import Chunk
 from stretto.errors import StageError
 from stretto.replica.tasks import Output
 from stretto.transport import codec
-from stretto.types import INLINE, Boundary, PayloadRef
+from stretto.types import INLINE, MAX_METRICS, Boundary, PayloadRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stretto.backends.contract import OutputValue
     from stretto.transport.payload_store import PayloadWriter
+
+
+class Origin(Protocol):
+    """What the outlet asks of a task's input side; `stretto.replica.intake.Intake` is one."""
+
+    def behind(self, token: bytes) -> Boundary:
+        """Return the boundary behind what is used up now."""
+        ...
+
+    def take_transfer_s(self) -> float:
+        """Return how long payloads took to come, in seconds, since this was last asked."""
+        ...
+
+
+def metrics_of(chunks: Iterable[object]) -> dict[str, float]:
+    """Return what chunks tell about their replica, the last of each name.
+
+    Raises:
+        StageError: There are too many names, or one is too long.
+    """
+    found: dict[str, float] = {}
+    for chunk in chunks:
+        if isinstance(chunk, Chunk) and chunk.metrics:
+            found |= chunk.metrics
+    for name in found:
+        if len(found) > MAX_METRICS or len(name) > MAX_METRICS:
+            raise StageError(
+                f"the backend reports metric {name!r}: use at most {MAX_METRICS} names of at most "
+                f"{MAX_METRICS} characters"
+            )
+    return found
 
 
 class Outlet:
@@ -30,12 +61,12 @@ class Outlet:
     def __init__(self, writer: PayloadWriter) -> None:
         self._writer = writer
 
-    def put_all(self, chunks: Sequence[Chunk], behind: Callable[[bytes], Boundary]) -> list[Output]:
-        """Store chunks, all or none.
+    def put_all(self, chunks: Sequence[Chunk], intake: Origin) -> list[Output]:
+        """Store chunks, all or none; what is nothing but metrics is no output.
 
         Args:
             chunks: What one outcome made.
-            behind: Makes a boundary of the last chunk's token.
+            intake: What it was made of.
 
         Raises:
             StageError: One has a value that payloads can't carry, or a boundary and is not the last.
@@ -45,8 +76,8 @@ class Outlet:
             raise StageError("the backend put a boundary on a chunk with others behind it")
         try:
             for chunk in chunks:
-                boundary = None if chunk.boundary is None else behind(chunk.boundary)
-                outputs.append(self._put(chunk, boundary))
+                if chunk.kind != "metrics":
+                    outputs.append(self._put(chunk, chunk.kind, intake))  # noqa: PERF401 - what is stored must be known if the next one fails
         except BaseException:
             self.discard(output.payload for output in outputs)
             raise
@@ -61,15 +92,17 @@ class Outlet:
         """Free the payloads of outputs that will not be sent."""
         self.free(payload.key for payload in payloads if payload.place != INLINE)
 
-    def _put(self, chunk: Chunk, boundary: Boundary | None) -> Output:
+    def _put(self, chunk: Chunk, kind: Literal["data", "preview"], intake: Origin) -> Output:
+        boundary = None if chunk.boundary is None else intake.behind(chunk.boundary)
         payload, body = self._writer.put(codec.encode(chunk.values))
         return Output(
             payload=payload,
             body=body,
             length=chunk.length,
-            kind=chunk.kind,
+            kind=kind,
             media_s=chunk.media_s,
             boundary=boundary,
+            transfer_s=intake.take_transfer_s(),
         )
 
 
@@ -92,7 +125,7 @@ class Trimmer:
             raise StageError(f"the backend made a {type(chunk).__name__} where a Chunk belongs")
         if chunk.length < 0:
             raise StageError(f"the backend made a chunk of length {chunk.length}; use 0 or more")
-        if chunk.kind == "preview" or not self._left:
+        if chunk.kind != "data" or not self._left:
             return chunk
         if chunk.length <= self._left:
             self._left -= chunk.length

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stretto.backends.contract import Finished, Input, More, StepBackend
 from stretto.errors import Failure, StageError
 from stretto.replica.compute import attempt, failure_of
-from stretto.replica.outlet import Outlet, Trimmer
+from stretto.replica.outlet import Outlet, Trimmer, metrics_of
 from stretto.replica.tasks import Arrival, HeldTask, StepResult
 from stretto.types import EdgeId, PayloadRef, TaskKey
 
@@ -140,9 +140,10 @@ class StepWorker:
             return
         made = outcome.chunks if isinstance(outcome, (Finished, More)) else outcome
         chunks = _as_sequence(made, "an item's outcome without Finished, More or an exception")
+        result.metrics = metrics_of(chunks)
         item = None if isinstance(outcome, More) else session.intake.take()
         kept = session.trimmer.kept(chunks)
-        result.outputs = self._outlet.put_all(kept, session.intake.behind)
+        result.outputs = self._outlet.put_all(kept, session.intake)
         if isinstance(outcome, More):
             result.after_s = outcome.after_s
         elif item is None or item.last or isinstance(outcome, Finished):
@@ -219,8 +220,11 @@ class StepDriver:
             del parts, ending
             for task, payloads in zip(closing, viewed, strict=True):
                 self._table.closed(task, payloads)
+            metrics: dict[str, float] = {}
             for task, result in zip(batch, results, strict=True):
                 self._take_over(task, result)
+                metrics |= result.metrics
+            self._table.report(len(batch), metrics)
 
     async def _wait_for_company(self) -> None:
         """Give tasks that are not ready a short time to join those that are, if so configured."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stretto.errors import Failure
 from stretto.replica.compute import attempt, failure_of
-from stretto.replica.outlet import Trimmer
+from stretto.replica.outlet import Trimmer, metrics_of
 from stretto.replica.tasks import HeldTask, TaskState
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class StreamDriver:
                 chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
-            outputs = self._parts.outlet.put_all(trimmer.kept((chunk,)), player.intake.behind)
+            outputs = self._parts.outlet.put_all(trimmer.kept((chunk,)), player.intake)
+            self._table.report(1, metrics_of((chunk,)))
             self._table.produced(held, outputs)
             self._parts.send()
             await asyncio.sleep(0)  # a generator that never waits must not keep the loop

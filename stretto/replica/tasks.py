@@ -24,7 +24,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from stretto.errors import Failure
-from stretto.messages.link import Consumed, Ended, Open, Produced, Up, Viewed
+from stretto.messages.link import Consumed, Ended, Open, Produced, Reported, Up, Viewed
 from stretto.types import Boundary, EdgeId, PayloadRef, TaskKey
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from stretto.backends.contract import ChunkKind
     from stretto.core.graph import EdgeSpec
 
 PATIENCE = 8
@@ -74,9 +73,10 @@ class Output:
     payload: PayloadRef
     body: Buffer | None
     length: int
-    kind: ChunkKind = "data"
+    kind: Literal["data", "preview"] = "data"
     media_s: float = 0.0
     boundary: Boundary | None = None
+    transfer_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +89,7 @@ class StepResult:
         has_backlog: Inputs wait in the compute thread.
         is_end_next: The first of them is the end of an input.
         end: How the task ended, if it did; its state is released then.
+        metrics: What the backend told about its replica.
         after_s: The task's next step must wait so long.
     """
 
@@ -98,6 +99,7 @@ class StepResult:
     is_end_next: bool = False
     end: Literal["finished"] | Failure | None = None
     after_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class HeldTask:
@@ -191,6 +193,7 @@ class HeldTask:
             kind=output.kind,
             media_s=output.media_s,
             boundary=output.boundary,
+            transfer_s=output.transfer_s,
         )
         if is_data:
             self.sent_chunks += 1
@@ -337,6 +340,12 @@ class TaskTable:
             task.state = TaskState.CLOSING
         else:
             task.state = TaskState.PAUSED if result.after_s else TaskState.WAITING
+
+    def report(self, running: int, metrics: Mapping[str, float]) -> None:
+        """Tell what the backend says about this replica, if it says anything."""
+        if metrics:
+            waiting = max(len(self._tasks) - running, 0)
+            self.outbox.append((Reported(running, waiting, dict(metrics)), None))
 
     def resume(self, key: TaskKey) -> None:
         """Let a paused task take part in steps again."""

@@ -83,6 +83,7 @@ class SimReplica:
         self._tasks: dict[TaskKey, SimTask] = {}
         self._up_at = self._down_at = world.now
         self._is_telling = False
+        self._is_cut = False
         world.after(world.upto(self._habits.load_s), self._load)
 
     def views(self, payload: PayloadRef) -> bool:
@@ -93,18 +94,19 @@ class SimReplica:
         """Let a command travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
         units = self._world.units_of(command.payload) if isinstance(command, do.Feed) else 0
-        self._world.after(self._down_at - self._world.now, lambda: self._arrived(command, units))
+        self._world.at(self._down_at, lambda: self._arrived(command, units))
 
     def called(self, command: do.CallReplica) -> None:
         """Let a call travel here."""
         self._down_at = max(self._down_at, self._world.now + self._latency())
-        self._world.after(self._down_at - self._world.now, lambda: self._call(command))
+        self._world.at(self._down_at, lambda: self._call(command))
 
     def die(self, reason: str) -> None:
-        """End at once; the news travels behind what was sent before, or overtakes it."""
+        """End at once; the news travels behind what was sent before, overtakes it, or takes its place."""
         if not self.is_alive:
             return
         self.stop()
+        self._is_cut = self._world.chance(self._habits.loss)
         if self._world.chance(0.3):
             self._up_at = self._world.now
         for _ in range(1 + self._world.chance(self._habits.repetition)):
@@ -119,12 +121,20 @@ class SimReplica:
     # ------------------------------------------------------------------ messages
 
     def _latency(self) -> float:
-        return self._world.upto(self._habits.latency_s)
+        held_up_s = self._habits.delay_s if self._world.chance(self._habits.delay) else 0.0
+        return self._world.upto(self._habits.latency_s + held_up_s)
 
     def _send(self, make: Callable[[float], on.AnyEvent]) -> None:
         world = self._world
         self._up_at = max(self._up_at, world.now + self._latency())
-        world.after(self._up_at - world.now, lambda: world.tell(make(world.now)))
+        world.at(self._up_at, lambda: self._deliver(make(world.now)))
+
+    def _deliver(self, event: on.AnyEvent) -> None:
+        if not self._is_cut or isinstance(event, on.ReplicaDied):
+            self._world.tell(event)
+            return
+        for payload in on.payloads_of(event):
+            self._world.reclaim(payload)
 
     def _load(self) -> None:
         if not self.is_alive:

@@ -1,8 +1,9 @@
 """A simulated world: the real router, and replicas and clients that behave and misbehave by a seed.
 
 Everything happens in timed callbacks on one heap; there is no event loop, no thread and no real clock.
-The same seed gives the same world. After each event the router's invariants are checked; what the world
-itself promises (no payload lost or freed early, chunks in order, one terminal) is asserted as it goes.
+The same seed gives the same world. After each event, or each so many, the router's invariants are
+checked; what the world itself promises (no payload lost or freed early, chunks in order, one terminal)
+is asserted as it goes.
 
     world = World(deployment, seed=7)
     world.open_channel(channel)
@@ -24,7 +25,7 @@ from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.core.router import Router
 from stretto.sim.clients import SimClient
-from stretto.sim.replicas import SimReplica
+from stretto.sim.replicas import SimReplica, ToReplica
 from stretto.types import (
     INLINE,
     SHARED_MEMORY,
@@ -62,6 +63,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         task_failure: A step fails its task.
         death: A step kills its replica.
         freeze: A step never ends, and neither does its replica react any more.
+        loss: A death loses what was on its way from the replica, too.
+        delay: A message of a link is held up, and all behind it.
+        delay_s: Longest time that it is held up.
         boundary: A replica names a boundary behind an input.
         repetition: A message that may come twice does.
     """
@@ -79,6 +83,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     task_failure: float = 0.0
     death: float = 0.0
     freeze: float = 0.0
+    loss: float = 0.0
+    delay: float = 0.0
+    delay_s: float = 15.0
     boundary: float = 0.0
     repetition: float = 0.0
 
@@ -91,6 +98,9 @@ class World:
         seed: Decides everything that is random.
         habits: See `Habits`.
         observe: Sees each event with the router's answer.
+        check_every: The router's invariants are checked after each so many events, and at the end.
+        replica: Makes the replicas.
+        client: Makes the clients.
 
     Attributes:
         now: Virtual seconds.
@@ -98,6 +108,7 @@ class World:
         terminals: How each request ended: a class name of `commands`.
         answers: How each call ended.
         events: Count of events by class name.
+        checks: How often the invariants were checked.
     """
 
     def __init__(
@@ -107,6 +118,9 @@ class World:
         seed: int,
         habits: Habits | None = None,
         observe: Callable[[on.AnyEvent, tuple[do.AnyCommand, ...]], None] | None = None,
+        check_every: int = 1,
+        replica: Callable[[World, ReplicaId], SimReplica] = SimReplica,
+        client: Callable[[World, RequestId, ChannelId], SimClient] = SimClient,
     ) -> None:
         self.router = Router(deployment)
         self.random = Random(seed)  # noqa: S311 - a simulation wants chance that repeats
@@ -115,11 +129,18 @@ class World:
         self.terminals: dict[RequestId, str] = {}
         self.answers: dict[CallId, do.AnswerRpc | None] = {}
         self.events: Counter[str] = Counter()
+        self.checks = 0
         self.replicas: dict[ReplicaId, SimReplica] = {}
         self.clients: dict[RequestId, SimClient] = {}
         self.has_exited = False
         self._observe = observe
+        self._check_every = check_every
+        self._until_check = check_every
+        self._make_replica = replica
+        self._make_client = client
         self._live_payloads: dict[PayloadRef, int] = {}
+        self._fed_to: dict[PayloadRef, dict[ReplicaId, None]] = {}
+        self._emitted_to: dict[PayloadRef, dict[RequestId, None]] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = 0
         self._timer_at: float | None = None
@@ -129,8 +150,12 @@ class World:
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call back in virtual time."""
+        self.at(self.now + delay_s, callback)
+
+    def at(self, when: float, callback: Callable[[], None]) -> None:
+        """Call back at a moment; what is due at the same moment keeps its order."""
         self._counter += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._counter, callback))
+        heapq.heappush(self._heap, (when, self._counter, callback))
 
     def run(self, until: float | None = None) -> None:
         """Let time pass until nothing is due any more, or until a moment."""
@@ -144,12 +169,19 @@ class World:
         """Give the router an event, check it, and carry out what it wants."""
         self.events[type(event).__name__] += 1
         commands = self.router.handle(event)
-        self.router.check_invariants()
+        self._until_check -= 1
+        if not self._until_check:
+            self._until_check = self._check_every
+            self._check()
         if self._observe is not None:
             self._observe(event, commands)
         for command in commands:
             self._execute(command)
         self._set_timer()
+
+    def _check(self) -> None:
+        self.checks += 1
+        self.router.check_invariants()
 
     def chance(self, probability: float) -> bool:
         """Say whether something of this probability happens now."""
@@ -186,24 +218,48 @@ class World:
         pipeline: PipelineName,
         inputs: tuple[InputName, ...],
         outputs: tuple[OutputName, ...] = (),
+        *,
+        units: int | None = None,
+        is_open: bool = False,
     ) -> RequestId:
-        """Submit a request now, for a client that takes its outputs."""
+        """Submit a request now, for a client that takes its outputs.
+
+        Args:
+            channel: Who asks.
+            pipeline: What is asked.
+            inputs: What it brings.
+            outputs: What it wants; empty means all.
+            units: How many units each input counts as; `None` for a usual chunk, and a random priority.
+            is_open: More of each input follows; see `append` and `close_input`.
+        """
         request = RequestId(f"{channel}-{len(self.clients) + 1}")
-        self.clients[request] = SimClient(self, request, channel)
+        self.clients[request] = self._make_client(self, request, channel)
         self.tell(
             on.RequestSubmitted(
                 now=self.now,
                 channel=channel,
                 request=request,
                 pipeline=pipeline,
-                inputs=tuple((name, self.payload(100, INLINE)) for name in inputs),
+                inputs=tuple((name, self.payload(100, INLINE, units)) for name in inputs),
                 outputs=outputs,
+                open_inputs=inputs if is_open else (),
                 options=self.payload(20, INLINE) if self.chance(0.5) else None,
-                priority=self.random.randrange(2),
+                priority=self.random.randrange(2) if units is None else 0,
             )
         )
         self.clients[request].begin()
         return request
+
+    def append(self, request: RequestId, name: InputName) -> None:
+        """Let a client send more of an open input, unless it has vanished."""
+        if not self.clients[request].is_gone:
+            more = self.payload(100, INLINE)
+            self.tell(on.InputAppended(now=self.now, request=request, input=name, payload=more))
+
+    def close_input(self, request: RequestId, name: InputName) -> None:
+        """Let a client end an open input, unless it has vanished."""
+        if not self.clients[request].is_gone:
+            self.tell(on.InputClosed(now=self.now, request=request, input=name))
 
     def call(
         self,
@@ -211,7 +267,7 @@ class World:
         method: str,
         stages: tuple[StageId, ...] = (),
         timeout_s: float = 10.0,
-    ) -> CallId:
+    ) -> None:
         """Have a method called now; see `stretto.sim.replicas.METHODS`."""
         call = CallId(f"{channel}-call-{len(self.answers) + 1}")
         self.answers[call] = None
@@ -225,7 +281,6 @@ class World:
                 timeout_s=timeout_s,
             )
         )
-        return call
 
     def close_channel(self, channel: ChannelId) -> None:
         """Let an API process vanish."""
@@ -244,6 +299,7 @@ class World:
         self.run()
         for channel in {client.channel: None for client in self.clients.values()}:
             self.close_channel(channel)
+        self._check()
         statistics = self.router.statistics()
         assert self.has_exited, "no exit"
         assert not self._live_payloads, f"payloads never released: {list(self._live_payloads)[:3]}"
@@ -287,9 +343,9 @@ class World:
     def _execute(self, command: do.AnyCommand) -> None:  # noqa: C901 - one arm per command
         match command:
             case do.Dispatch() | do.Feed() | do.CloseInput() | do.CancelTask() | do.Grant():
-                self.replicas[command.replica].take(command)
+                self._tell_replica(command)
             case do.Emit():
-                self.clients[command.request].emitted(command)
+                self._tell_client(command)
             case do.Finish() | do.Fail() | do.Cancelled() | do.Reject():
                 assert command.request not in self.terminals, f"{command.request} ended twice"
                 self.terminals[command.request] = type(command).__name__
@@ -304,7 +360,7 @@ class World:
                 assert self.answers[command.call] is None, f"{command.call} was answered twice"
                 self.answers[command.call] = command
             case do.StartReplica():
-                self.replicas[command.replica] = SimReplica(self, command.replica)
+                self.replicas[command.replica] = self._make_replica(self, command.replica)
             case do.StopReplica():
                 self.replicas[command.replica].stop()
             case do.Exit():
@@ -322,10 +378,23 @@ class World:
             case _:
                 assert_never(command)
 
+    def _tell_replica(self, command: ToReplica) -> None:
+        if isinstance(command, do.Feed):
+            self._fed_to.setdefault(command.payload, {})[command.replica] = None
+        self.replicas[command.replica].take(command)
+
+    def _tell_client(self, chunk: do.Emit) -> None:
+        if chunk.payload is not None:
+            self._emitted_to.setdefault(chunk.payload, {})[chunk.request] = None
+        self.clients[chunk.request].emitted(chunk)
+
     def _check_unviewed(self, payload: PayloadRef) -> None:
-        for replica in self.replicas.values():
-            assert not replica.views(payload), f"{payload} was released while {replica.id} views it"
-        for client in self.clients.values():
+        for each in self._fed_to.pop(payload, ()):
+            assert not self.replicas[each].views(payload), (
+                f"{payload} was released while {each} views it"
+            )
+        for each in self._emitted_to.pop(payload, ()):
+            client = self.clients[each]
             assert client.is_gone or payload not in client.viewed, (
-                f"{payload} released under a client"
+                f"{payload} was released under a client"
             )

@@ -26,6 +26,8 @@ from stretto.backends.contract import (
     StreamBackend,
     Task,
 )
+from stretto.errors import ConfigError
+from stretto.replica.calls import checked_methods
 from stretto.transport import codec
 from stretto.types import Payload, RequestId, StageId, TaskKey, Value
 
@@ -289,6 +291,10 @@ def _check_capabilities(backend: object) -> None:
         raise BackendCheckFailed("the runtime refuses `cumulative=True` and `pausable=False`")
     if not (hasattr(backend, "run") or hasattr(backend, "step")):
         raise BackendCheckFailed("it has neither `run` nor `step`")
+    try:
+        checked_methods(type(backend).__name__, type(backend))
+    except ConfigError as error:
+        raise BackendCheckFailed(error.detail) from error
 
 
 def _check_load(backend: Backend) -> None:

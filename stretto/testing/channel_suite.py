@@ -232,15 +232,16 @@ class ChannelSuite:
             assert isinstance(await _end_of(waiting), EngineDead)
 
     async def test_row_Q9_closed_is_one_type_at_every_read_and_wait(self) -> None:
-        """Streams, aborts that wait for their answer, and everything that is asked later."""
+        """Streams, aborts and calls that wait for their answers, and everything that is asked later."""
         async with self._running() as running:
             channel = await running.channel()
             stream = submit(channel)
             submit(channel, Ending.EXCEPTION)
             abort = asyncio.ensure_future(channel.abort(stream.request))
+            call = asyncio.ensure_future(channel.call("ping"))
             ready = asyncio.ensure_future(channel.wait_ready())
             await at_once(channel.closed)
-            for wait in (abort, ready):
+            for wait in (abort, call, ready):
                 assert isinstance(await at_once(_outcome(wait)), EngineDead)
             for _ in range(2):
                 assert isinstance(await _end_of(stream), EngineDead)
@@ -259,6 +260,8 @@ class ChannelSuite:
                         submit(channel)
                     with _raises(EngineDead):
                         await channel.abort(RequestId(f"{channel.welcome.channel}-1"))
+                    with _raises(EngineDead):
+                        await channel.call("ping")
                 async with asyncio.timeout(IN_TIME_S):
                     while not (client.is_connected and client.channel.welcome.epoch == 2):  # noqa: PLR2004
                         await (

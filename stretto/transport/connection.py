@@ -274,6 +274,7 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         finally:
             self._end("closed" if exc is None else f"{type(exc).__name__}: {exc}")
             self._transport = None
+            self._reader.release()
             self._on_closed(self, cast("str", self._reason))
 
     # ---- inside

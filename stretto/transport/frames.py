@@ -136,6 +136,11 @@ class FrameReader:
         """How large the receive buffer is now."""
         return len(self._view)
 
+    def release(self) -> None:
+        """Give the buffer up, whoever still holds this reader; nothing comes any more."""
+        self._view = memoryview(b"")
+        self._start = self._end = 0
+
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go; never empty."""
         return self._view[self._end :]

@@ -23,6 +23,7 @@ from stretto.types.ids import (
 from stretto.types.launcher import Launcher, LaunchSpec
 from stretto.types.payload import (
     INLINE,
+    MAX_METRICS,
     SHARED_MEMORY,
     Payload,
     PayloadRef,
@@ -32,6 +33,7 @@ from stretto.types.recovery import Boundary, Recovery, weakest
 
 __all__ = [
     "INLINE",
+    "MAX_METRICS",
     "SHARED_MEMORY",
     "Boundary",
     "CallClass",

@@ -10,6 +10,9 @@ Value: TypeAlias = str | int | float | bool | bytes | memoryview | None
 Payload: TypeAlias = Mapping[str, Value]
 """Named values of one chunk, for example `{"frames": <float32 [frames, 3006]>, "segment_end": True}`."""
 
+MAX_METRICS = 32
+"""Most metrics that a backend may report about its replica, and the longest name of one."""
+
 INLINE = "inline"
 """The bytes travel in the frame; the orchestrator keeps them until the last holder is done."""
 

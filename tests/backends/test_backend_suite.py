@@ -15,10 +15,10 @@ from stretto.testing.backend_suite import BackendCheckFailed, check_backend
 from stretto.transport import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from stretto.backends.contract import Outcome
-    from stretto.types import Payload
+    from stretto.types import CallClass, Payload
 
 INPUTS: list[list[Payload]] = [
     [{"text": text, "data": memoryview(text.encode())} for text in texts]
@@ -173,6 +173,12 @@ class Declared(Good):
     capabilities: ClassVar[Capabilities] = Capabilities(cumulative=True)
 
 
+class Promising(Good):
+    """Offers a method that it does not have."""
+
+    rpc_methods: ClassVar[Mapping[str, CallClass]] = {"fly": "control"}
+
+
 class Unsendable(Good):
     """Makes values that no payload carries."""
 
@@ -215,6 +221,7 @@ def test_a_good_backend_passes() -> None:
         (Endless, "waits for ever"),
         (Backwards, "from 0.0 up to 1.0"),
         (Declared, "refuses `cumulative=True`"),
+        (Promising, "no such method"),
         (Unsendable, "'thing'"),
         (object, "declares no `capabilities`"),
     ],

@@ -69,7 +69,7 @@ def test_nobody_joins_without_a_token(token: str | None, what: str) -> None:
     if token is not None:
         environ["STRETTO_ORCHESTRATOR__JOIN_TOKEN"] = token
     with pytest.raises(ConfigError, match="openssl rand") as caught:
-        shown("scripted", **environ)
+        show(("scripted",), environ, (), lambda _: None, resolved=False)
     assert f"the token {what}" in str(caught.value)
 
 

@@ -13,6 +13,7 @@ VERBS = [
     ["say"],
     ["doctor"],
     ["replay"],
+    ["simulate"],
     ["call"],
     ["config"],
     ["config", "show"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from stretto.core.admission import DrainRate, WaitingLine
@@ -202,6 +204,25 @@ class TestPool:
             pool.unbind(place, task(attempt=number))
             chosen.add(place.id.slot)
         assert chosen == {0, 1, 2}
+
+    def test_the_choice_is_what_a_look_at_every_place_would_choose(self) -> None:
+        """The least work wins, and of equals the next in the circle; also when places come and go."""
+        random = Random(1)  # noqa: S311 - chance that repeats
+        pool = self.pool(replicas=7, slots=3)
+        for turn in range(1, 500):
+            place = pool.pick()
+            circle = [pool.replicas[(turn + offset) % 7] for offset in range(7)]
+            usable = [each for each in circle if each.phase is ReplicaPhase.READY and each.has_room]
+            assert place is min(usable, key=lambda each: len(each.bound), default=None)
+            if place is not None:
+                pool.bind(place, task(attempt=turn))
+            other = random.choice(pool.replicas)
+            if other.phase is ReplicaPhase.SUSPECT:
+                pool.enter_ready(other)
+            elif random.random() < 0.2:
+                pool.leave_ready(other, ReplicaPhase.SUSPECT, now=0.0)
+            for each in random.sample([*other.bound], k=len(other.bound) // 2):
+                pool.unbind(other, each)
 
     def test_the_affinity_keys_that_were_not_used_for_longest_are_forgotten(self) -> None:
         """Memory is bounded; a key in use stays."""

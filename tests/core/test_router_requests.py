@@ -393,7 +393,7 @@ class TestSlots:
 class TestEnds:
     """Every way to end is one terminal and a clean table."""
 
-    def test_a_failed_task_fails_its_request_alone(self) -> None:
+    def test_row_F10_a_failed_task_fails_its_request_alone(self) -> None:
         """The stage's own words reach the client; the other stage's task is cancelled."""
         router = started(line_of_2())
         router.feed(submitted(R1), submitted(R2), produced(A))
@@ -412,7 +412,7 @@ class TestEnds:
         router.handle(cancelled(A))
         assert router.state_of(R1) is RequestState.DONE
 
-    def test_an_aborted_request_ends_once_and_is_acknowledged(self) -> None:
+    def test_row_M6_an_aborted_request_ends_once_and_is_acknowledged(self) -> None:
         """The second abort is late: acknowledged as having stopped nothing."""
         router = started(line_of_2())
         router.handle(submitted())
@@ -429,7 +429,7 @@ class TestEnds:
         assert router.handle(aborted()) == ()
         assert is_empty(router)
 
-    def test_a_queued_request_is_aborted_without_a_trace(self) -> None:
+    def test_row_M6_a_queued_request_is_aborted_without_a_trace(self) -> None:
         """Abandoned waiters leave the queue at once."""
         router = started(line_of_2(stages=ONE_SLOT))
         router.feed(submitted(R1), submitted(R2))
@@ -439,7 +439,7 @@ class TestEnds:
         )
         assert router.statistics().queued == 0
 
-    def test_an_abort_between_stages_gives_the_reserved_slot_back(self) -> None:
+    def test_row_M6_an_abort_between_stages_gives_the_reserved_slot_back(self) -> None:
         """A has ended, and B has not begun since its replica has died: others get the promise."""
         router = started(
             line_of_2(stages=(StageSpec(id=A, slots=9), StageSpec(id=B, slots=1, replicas=2)))
@@ -451,7 +451,7 @@ class TestEnds:
         assert of(do.Dispatch, router.handle(aborted(R2))) == []
         assert router.statistics().stages[1].reserved == 0
 
-    def test_an_abort_of_what_has_not_begun_lets_the_next_one_start(self) -> None:
+    def test_row_M6_an_abort_of_what_has_not_begun_lets_the_next_one_start(self) -> None:
         """B's promised slot is free at once, although A's task has yet to end."""
         router = started(line_of_2(stages=(StageSpec(id=A, slots=9), StageSpec(id=B, slots=1))))
         router.feed(submitted(R1), submitted(R2))
@@ -497,7 +497,7 @@ class TestEnds:
             "1.000 submitted to p\n1.000 a: dispatched to a/0#1"
         )
 
-    def test_a_raw_end_is_an_empty_terminal(self) -> None:
+    def test_row_E22_a_raw_end_is_an_empty_terminal(self) -> None:
         """A stage without output still ends its output, once."""
         router = started(line_of_2())
         router.feed(submitted(), finished(A))
@@ -506,7 +506,7 @@ class TestEnds:
         assert (emit.seq, emit.payload, emit.final) == (0, None, True)
         assert isinstance(finish, do.Finish)
 
-    def test_words_end_before_the_audio_and_finish_waits_for_both(self) -> None:
+    def test_row_E23_words_end_before_the_audio_and_finish_waits_for_both(self) -> None:
         """Each output has its own end."""
         router = started(shared())
         router.feed(submitted(to="chat"), produced(A))
@@ -521,7 +521,7 @@ class TestEnds:
 class TestEarlyEnds:
     """A consumer that has ended wants no more."""
 
-    def test_a_source_that_nobody_wants_is_told_to_stop(self) -> None:
+    def test_row_F5_a_source_that_nobody_wants_is_told_to_stop(self) -> None:
         """B ends while A still works: A is abandoned, and its end is no failure."""
         for end in (cancelled(A), finished(A), failed(A)):
             router = started(line_of_2())

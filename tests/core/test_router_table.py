@@ -16,6 +16,7 @@ from stretto.errors import Failure, FailureKind, InvalidTransition
 from tests.core.builders import (
     R1,
     R2,
+    TEXT,
     A,
     B,
     Checked,
@@ -42,6 +43,8 @@ EVENTS: dict[type[on.Event], on.AnyEvent] = {
     type(event): event
     for event in (
         submitted(),
+        on.InputAppended(now=0.0, request=R1, input=TEXT, payload=inline("more")),
+        on.InputClosed(now=0.0, request=R1, input=TEXT),
         aborted(),
         BROKEN,
         drained(0),

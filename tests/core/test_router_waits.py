@@ -69,7 +69,7 @@ def ring(router: Checked, until: float) -> list[do.AnyCommand]:
     return commands
 
 
-def test_a_replica_that_makes_no_progress() -> None:
+def test_row_F11_a_task_that_makes_no_progress() -> None:
     """A was fed all its input and is silent for ten seconds."""
     router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(now=1.0), produced(A, now=4.0))
@@ -142,7 +142,7 @@ def test_a_preview_is_progress() -> None:
     assert failure_at(router, 18.0).where == "a/0#1"
 
 
-def test_a_client_that_takes_nothing() -> None:
+def test_row_F11_a_client_that_takes_nothing() -> None:
     """Output waits for credit; the client is at fault, not the stage, and only its request fails."""
     router = started(line_of_2(limits=SHORT, stages=ONE_SLOT))
     router.feed(submitted(), produced(A), finished(A), consumed(1))
@@ -161,7 +161,7 @@ def test_a_slow_client_holds_up_its_sources_without_blame() -> None:
     assert failure_at(router, 30.0).where == "client"
 
 
-def test_a_place_in_the_queue() -> None:
+def test_row_F11_a_place_in_the_queue() -> None:
     """Row F11, slot: the server is too busy for too long."""
     router = started(
         line_of_2(
@@ -175,7 +175,7 @@ def test_a_place_in_the_queue() -> None:
     assert failure.detail == "request 1.1-2: no free slot in 20 s; the server is busy"
 
 
-def test_a_slot_for_a_later_group() -> None:
+def test_row_F11_a_slot_for_a_later_group() -> None:
     """A running request waits for B, whose only slot another one has."""
     full = deployment(
         pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]),
@@ -313,7 +313,7 @@ def test_an_abandoned_task_has_only_the_deadline_of_its_cancellation() -> None:
 class TestShutdown:
     """Finish what runs, within a bound; then stop everything."""
 
-    def test_an_idle_engine_stops_at_once(self) -> None:
+    def test_row_E20_an_idle_engine_stops_at_once(self) -> None:
         """Every process is stopped, then the shell may go; asking twice changes nothing."""
         router = started(line_of_2())
         shutdown = on.ShutdownRequested(now=0.0, drain_s=9.0)

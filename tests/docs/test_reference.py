@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import stretto
+from scripts import contract
 from scripts.reference import TARGET, page
 from stretto import errors
 from stretto.errors import StrettoError
@@ -36,7 +37,19 @@ def test_every_flag_is_listed() -> None:
     """The page of the command line names each verb and each of its flags."""
     text = (REFERENCE / "cli.md").read_text()
     for verb in (
-        *("serve", "say", "doctor", "ps", "story", "call", "replay", "config show"),
+        *(
+            "serve",
+            "say",
+            "doctor",
+            "ps",
+            "story",
+            "call",
+            "replay",
+            "simulate",
+            "scale",
+            "drain",
+            "config show",
+        ),
         "replica join",
         "version",
     ):
@@ -85,3 +98,9 @@ def test_the_example_prints_what_its_page_says() -> None:
         timeout=50,
     )
     assert done.stdout == "THE NEXT VOICE ENTERS EARLY!!\n"
+
+
+def test_the_contract_page_is_fresh_and_no_row_is_without_a_test() -> None:
+    """`python -m scripts.contract` writes what is committed."""
+    assert contract.unpinned() == []
+    assert contract.TARGET.read_text() == contract.page()

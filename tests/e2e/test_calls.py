@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RELAY, TONE = StageId("relay"), StageId("tone")
 SLOW: Script = {"tone": {"chunks": 10, "delay_s": 0.05}, "relay": {}}
+LONG: Script = {"tone": {"chunks": 40, "delay_s": 0.05}, "relay": {}}
 
 
 def replica(stage: StageId, slot: int = 0, incarnation: int = 1) -> ReplicaId:
@@ -74,7 +75,7 @@ async def test_row_M5_time_outs_and_deaths_reach_the_caller_who_waits() -> None:
                 "wait", stages=["relay"], arguments={"seconds": 30}, timeout_s=0.3
             )
         waiting = asyncio.ensure_future(
-            engine.collective_rpc("wait", stages=["tone"], arguments={"seconds": 0.5})
+            engine.collective_rpc("wait", stages=["tone"], arguments={"seconds": 2})
         )
         await engine.collective_rpc("ping", stages=["tone"])
         process_of("tone/0").kill()
@@ -105,7 +106,7 @@ async def test_an_exclusive_call_lets_running_requests_end_and_new_ones_wait() -
     """Nobody hears a difference: the audio of all is whole."""
     async with engine_of(scripted()) as engine:
         before = Heard()
-        running = asyncio.ensure_future(listen(engine, "before", SLOW, before))
+        running = asyncio.ensure_future(listen(engine, "before", LONG, before))
         async with asyncio.timeout(10):
             await before.has_begun.wait()
         calling = asyncio.ensure_future(
@@ -117,9 +118,9 @@ async def test_an_exclusive_call_lets_running_requests_end_and_new_ones_wait() -
         assert running.done()
         assert calling.done()
         assert {result.status for result in (await calling).values()} == {"ok"}
-        for text, heard in (("before", before), ("after", after)):
+        for text, heard, chunks in (("before", before, 40), ("after", after, 10)):
             assert heard.error is None
-            assert heard.samples(text) == 10 * 480
+            assert heard.samples(text) == chunks * 480
 
 
 async def test_replicas_sleep_until_they_are_woken() -> None:

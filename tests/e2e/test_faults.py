@@ -272,3 +272,16 @@ async def test_situation_E3_totals_on_a_chunk_boundary_are_exact(extra: int) -> 
             heard = await listen(engine, "e3", {"tone": {"chunks": chunks + extra, "bytes": 96}})
             assert heard.error is None
             assert heard.samples("e3") == 48 * (chunks + extra)
+
+
+async def test_row_M7_companions_run_together() -> None:
+    """Neither starts alone; both are exact, and the leader ends last."""
+    async with engine_of(scripted()) as engine:
+        leader = engine.generate(text="with", companions=1)
+        assert (await listen(engine, "another")).samples("another") == SAMPLES
+        companion = engine.generate(text="without", companion_of=leader)
+        for stream, text in ((companion, "without"), (leader, "with")):
+            audio = b"".join(
+                [bytes(cast("bytes", c.values.get("audio", b""))) async for c in stream]
+            )
+            assert_whole(Heard(audio), text)

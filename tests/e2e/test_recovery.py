@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 
 from stretto.config.loading import load_settings
 from stretto.core.graph import Limits
-from stretto.errors import PoisonRequest
+from stretto.engine import Engine
+from stretto.errors import InvalidRequest, PoisonRequest
 from tests.e2e.engines import (
     Heard,
     Script,
@@ -27,7 +29,6 @@ from tests.e2e.engines import (
 
 if TYPE_CHECKING:
     from stretto.config.settings import Settings
-    from stretto.engine import Engine
 
 pytestmark = pytest.mark.e2e
 
@@ -152,3 +153,64 @@ async def test_speech_is_byte_identical_whoever_dies_and_whenever() -> None:
                 process_of(victim).kill()
             assert [stream.result() == expected for stream in streams] == [True] * 3, victim
             await all_ready(engine)
+
+
+async def test_row_M8_speech_of_a_text_that_is_still_being_written() -> None:
+    """The same bytes as of the whole text, whatever the pieces, also when the talker dies meanwhile."""
+    async with engine_of(speech()) as engine:
+        whole = await spoken(engine, 7, asyncio.Event())
+        for size, victim in ((1, None), (23, "talker/0"), (60, "talker/1")):
+            stream = engine.generate(options={"seed": 7}, open_inputs=("text",))
+            audio = b""
+            for at in range(0, len(TEXT), size):
+                stream.append(text=TEXT[at : at + size])
+            stream.append(text="")
+            first = await anext(stream)
+            audio += bytes(cast("bytes", first.values["audio"]))
+            if victim is not None:
+                process_of(victim).kill()
+            stream.close_input("text")
+            async for chunk in stream:
+                audio += bytes(cast("bytes", chunk.values.get("audio", b"")))
+            assert audio == whole, (size, victim)
+            await all_ready(engine)
+
+
+async def test_row_M8_segments_keep_their_own_values_and_order() -> None:
+    """Each piece may carry values of its own; a closed input takes no more."""
+    async with engine_of(scripted()) as engine:
+        script = json.dumps({"relay": {"mode": "echo"}, "tone": {"mode": "upper"}})
+        stream = engine.generate(options={"script": script}, open_inputs=("text",))
+        for number, word in enumerate(("one", "two", "three")):
+            stream.append(text={"text": word, "segment": number})
+        stream.close_input("text")
+        stream.close_input("text")
+        with pytest.raises(InvalidRequest, match="not open"):
+            stream.append(text="four")
+        heard = [dict(chunk.values) async for chunk in stream if chunk.values]
+        assert heard == [
+            {"text": "ONE", "segment": 0},
+            {"text": "TWO", "segment": 1},
+            {"text": "THREE", "segment": 2},
+        ]
+        with pytest.raises(InvalidRequest, match="open are: none"):
+            stream.append(text="late")
+
+
+async def test_row_E7_the_same_seed_gives_the_same_bytes_in_every_topology() -> None:
+    """An orchestrator in a process and one in a thread route the same; the bytes are equal."""
+    heard: list[bytes] = []
+    for topology in ("process", "thread"):
+        async with Engine.from_pipeline("speech", topology=topology) as engine:
+            heard += [await spoken(engine, 3, asyncio.Event()) for _ in range(2)]
+    assert len(set(heard)) == 1
+
+
+async def test_row_E21_metrics_reach_the_operator_and_no_stage() -> None:
+    """A chunk of nothing but metrics is absorbed; those that ride on output leave it as it is."""
+    async with engine_of(scripted()) as engine:
+        heard = await listen(engine, "measured", {"tone": {"reports": True}})
+        assert (heard.error, heard.samples("measured")) == (None, SAMPLES)
+        text = await engine.ask("metrics")
+        assert 'stretto_replica_reported{name="made",replica="0",stage="tone"} 10.0' in text
+        assert 'stretto_replica_reported{name="running",replica="0",stage="tone"} 1.0' in text

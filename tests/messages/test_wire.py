@@ -46,6 +46,7 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Ended(task(A), "finished"),
     link.Ended(task(A), "failed", FAILURE),
     link.Alive(1.5),
+    link.Reported(2, 1, {"kv_use": 0.5}),
     link.CallAnswered(CALL, b"\xc0"),
     link.CallAnswered(CALL, b"", FAILURE, is_asleep=True),
     link.Offer(PROTOCOL_VERSION, A, "nonce", b"c" * 32, 123, "host", 7070, b"p" * 32),
@@ -72,6 +73,9 @@ CHANNEL_UP: tuple[channel.Up, ...] = (
         1, SPEECH, ((TEXT, inline("", 3)),), (AUDIO,), inline("", 4), 9.5, 1, None, "mine"
     ),
     channel.Submit(2, SPEECH, ((TEXT, shm("t")),), (), None, None, 0, None, ""),
+    channel.Submit(3, SPEECH, (), (), None, None, 0, None, "", None, (TEXT,), 1, 2),
+    channel.Append(3, TEXT, inline("", 3)),
+    channel.CloseInput(3, TEXT),
     channel.Abort(1, acknowledge=True),
     channel.Drained(1, AUDIO, 4),
     channel.Viewed(shm("x")),
@@ -151,4 +155,4 @@ def test_a_links_inline_payload_is_known_from_its_message(messages: Sequence[obj
 def test_a_channels_inline_payloads_are_known_in_their_order(messages: Sequence[object]) -> None:
     """Inputs in order, then the options; of outputs the payload."""
     sizes = [ref.size_bytes for message in messages for ref in channel.inline_payloads(message)]
-    assert sizes == ([3, 4] if messages is CHANNEL_UP else [6])
+    assert sizes == ([3, 4, 3] if messages is CHANNEL_UP else [6])

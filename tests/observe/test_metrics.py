@@ -29,11 +29,13 @@ from tests.core.builders import (
     died,
     failed,
     finished,
+    inline,
     line_of_2,
     produced,
     replica,
     started,
     submitted,
+    task,
 )
 from tests.repository.project import ROOT
 from tests.simulation.test_world import ROUGH
@@ -61,7 +63,7 @@ class Observed:
         text = self.metrics.render(self.router.statistics())
         return {family.name: family for family in text_string_to_metric_families(text)}
 
-    def value(self, name: str, **labels: str) -> float:
+    def value(self, name: str, /, **labels: str) -> float:
         """Return one sample's value; 0 if there is none."""
         for family in self.families().values():
             for sample in family.samples:
@@ -195,7 +197,8 @@ def test_every_family_is_documented_with_its_type_and_labels() -> None:
     seen.metrics.http_done(HttpDone("other", 404, 0.001, 0.1))
     seen.feed(
         submitted(R1),
-        produced(A, 0),
+        on.ChunkProduced(now=0.0, task=task(A), seq=0, payload=inline("slow"), transfer_s=0.1),
+        on.StatsReported(now=0.0, replica=replica(B), running=1, waiting=0, values={"x": 2.0}),
         consumed(1),
         produced(B, 0),
         failed(B),
@@ -217,6 +220,32 @@ def test_every_family_is_documented_with_its_type_and_labels() -> None:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         found[name] = (family.type, labels)
     assert found == listed
+
+
+def test_row_E9_a_transfer_is_counted_although_its_request_is_gone() -> None:
+    """What it cost was paid; the request is looked up later, and in vain."""
+    seen = observed()
+    gone = on.ChunkProduced(now=0.0, task=task(B), seq=0, payload=inline("late"), transfer_s=0.25)
+    seen.feed(gone)
+    assert seen.value("stretto_payload_transfer_seconds_count", stage="b") == 1
+    assert seen.value("stretto_payload_transfer_seconds_sum", stage="b") == 0.25
+    assert seen.value("stretto_late_events_total") == 1
+
+
+def test_row_M4_and_row_E21_what_a_replica_told_goes_with_it() -> None:
+    """The last report is shown, until its replica has died."""
+    seen = observed()
+    for value in (1.0, 2.0):
+        report = on.StatsReported(
+            now=0.0, replica=replica(B), running=3, waiting=4, values={"kv_use": value}
+        )
+        seen.feed(report)
+    labels = {"stage": "b", "replica": "0"}
+    assert seen.value("stretto_replica_reported", **labels, name="kv_use") == 2.0
+    assert seen.value("stretto_replica_reported", **labels, name="waiting") == 4.0
+    seen.feed(died(replica(B)))
+    assert "stretto_replica_reported" in seen.families()
+    assert not seen.families()["stretto_replica_reported"].samples
 
 
 def test_an_event_that_the_router_refuses_is_no_event() -> None:

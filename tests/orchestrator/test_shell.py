@@ -66,7 +66,7 @@ async def test_all_chunks_of_a_turn_are_one_frame(tmp_path: Path) -> None:
         assert b.connection.statistics().frames_in_total - before == 1
 
 
-async def test_a_dead_replica_is_noticed_once_and_replaced(tmp_path: Path) -> None:
+async def test_row_E12_a_dead_replica_is_noticed_once_and_replaced(tmp_path: Path) -> None:
     """Link EOF and process exit are one death; the request that had no output is repeated elsewhere."""
     async with running(tmp_path, two_stages(Limits(respawn_min_s=0.01))) as world:
         stream = world.channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})
@@ -106,7 +106,9 @@ async def test_a_death_after_output_is_one_typed_error(tmp_path: Path) -> None:
         "no slots",
     ],
 )
-async def test_a_replica_that_breaks_the_protocol_is_evicted(tmp_path: Path, wrong: str) -> None:
+async def test_row_E15_a_replica_that_breaks_the_protocol_is_evicted(
+    tmp_path: Path, wrong: str
+) -> None:
     """A bad message costs its sender its place; the engine and the other stage go on."""
     launcher = FakeLauncher(autoready=wrong != "no slots")
     async with running(tmp_path, launcher=launcher) as world:
@@ -182,7 +184,7 @@ async def test_shutdown_says_closing_to_every_channel(tmp_path: Path) -> None:
         assert set(world.launcher.stopped) == {ReplicaId(A, 0, a.replica.incarnation), (B, 0, 1)}
 
 
-async def test_a_crash_of_the_router_is_announced(
+async def test_row_E15_a_crash_of_the_router_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unknown error out of the router ends the engine: one fatal message, then closed (row Q4)."""
@@ -201,7 +203,7 @@ def _raise_runtime_error(_: object) -> None:
     raise RuntimeError("no idea")
 
 
-async def test_an_invalid_transition_breaks_one_request_only(tmp_path: Path) -> None:
+async def test_row_E15_an_invalid_transition_breaks_one_request_only(tmp_path: Path) -> None:
     """A message that the router refuses fails the request it names; the next one works."""
     async with running(tmp_path) as world:
         stream = world.channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})

@@ -42,6 +42,8 @@ def recorded() -> list[bytes]:
     world.open_channel(API)
     for _ in range(8):
         world.submit(API, world.router.deployment.pipelines[0].name, (TEXT,))
+    for at_s, method in enumerate(("look", "tidy", "sleep", "wake", "nothing")):
+        world.after(at_s / 2, lambda method=method: world.call(API, method, timeout_s=5.0))
     world.run(until=20.0)
     world.finish()
     return lines

@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def behind(token: bytes) -> Boundary:
-    """Return a boundary without edges."""
-    return Boundary(token, {})
+class _Origin:
+    """An input side without edges, to which payloads came at once."""
+
+    def behind(self, token: bytes) -> Boundary:
+        """Return a boundary without edges."""
+        return Boundary(token, {})
+
+    def take_transfer_s(self) -> float:
+        """Return nothing."""
+        return 0.0
+
+
+ORIGIN = _Origin()
 
 
 def audio(start: int, count: int) -> Chunk:
@@ -75,10 +85,10 @@ def test_a_boundary_is_on_the_last_chunk_only(tmp_path: Path) -> None:
     """What would come behind it could not be made again."""
     outlet = Outlet(PayloadWriter(str(tmp_path), "w", 1 << 20))
     marked = Chunk(values={"data": b"x"}, boundary=b"7")
-    (output,) = outlet.put_all([marked], behind)
-    assert output.boundary == behind(b"7")
+    (output,) = outlet.put_all([marked], ORIGIN)
+    assert output.boundary == ORIGIN.behind(b"7")
     with pytest.raises(StageError, match="boundary"):
-        outlet.put_all([marked, marked], behind)
+        outlet.put_all([marked, marked], ORIGIN)
 
 
 def test_previews_are_not_counted_as_forwarded() -> None:
@@ -103,9 +113,9 @@ def test_chunks_are_stored_all_or_none(tmp_path: Path) -> None:
     outlet = Outlet(writer)
     good = Chunk(values={"data": b"x"})
     with pytest.raises(StageError, match="'bad'"):
-        outlet.put_all([good, good, Chunk(values={"bad": cast("str", object())})], behind)
+        outlet.put_all([good, good, Chunk(values={"bad": cast("str", object())})], ORIGIN)
     assert writer.statistics().held == 0
-    outputs = outlet.put_all([good], behind)
+    outputs = outlet.put_all([good], ORIGIN)
     assert writer.statistics().held == 1
     outlet.discard([output.payload for output in outputs])
     assert writer.statistics().held == 0

@@ -14,6 +14,7 @@ from tests.repository.project import PACKAGE, ROOT, declared, names, pyproject
 
 CORE_MAY_IMPORT = {
     "__future__",
+    "bisect",
     "collections",
     "enum",
     "heapq",

@@ -15,7 +15,16 @@ from stretto.engine.stream import Inbox, Stream, Window
 from stretto.errors import EngineDead, StrettoError
 from stretto.messages import channel as wire
 from stretto.transport import codec
-from stretto.types import INLINE, OutputName, Payload, PayloadRef, ReplicaId, RequestId, Value
+from stretto.types import (
+    INLINE,
+    InputName,
+    OutputName,
+    Payload,
+    PayloadRef,
+    ReplicaId,
+    RequestId,
+    Value,
+)
 from tests.support.fake_orchestrator import (
     AUDIO,
     SPEECH,
@@ -85,6 +94,12 @@ class Job:
     def grant(self, number: int, output: OutputName, up_to: int) -> None:
         """Take credit."""
         self.granted = up_to
+
+    def append(self, number: int, name: InputName, values: Payload) -> None:
+        """Take no more: HTTP requests are complete."""
+
+    def close_input(self, number: int, name: InputName) -> None:
+        """Do nothing."""
 
     def abandon(self, number: int) -> None:
         """Take note of an abort."""

@@ -111,6 +111,7 @@ def serve(
     from stretto.cli.serving import serve_until_stopped
     from stretto.config.loading import load_settings
     from stretto.config.overrides import flag_overrides
+    from stretto.config.settings import TOKEN_VARIABLE
 
     overrides = flag_overrides(
         host=host,
@@ -122,6 +123,7 @@ def serve(
         replicas=replicas or [],
     )
     settings = load_settings(pipelines or ["speech"], environ=os.environ, overrides=overrides)
+    os.environ.pop(TOKEN_VARIABLE, None)  # replicas inherit the rest; no backend needs to know it
     raise typer.Exit(serve_until_stopped(settings, debug))
 
 
@@ -401,6 +403,35 @@ def simulate(
             pipeline or "speech", os.environ, load, typer.echo, picture=picture, as_json=as_json
         )
     )
+
+
+replica_verbs = typer.Typer(help="Serve a stage from another host.", no_args_is_help=True)
+app.add_typer(replica_verbs, name="replica")
+
+
+@replica_verbs.command("join")
+def replica_join(
+    *,
+    stage: Annotated[str, typer.Option(metavar="STAGE", help="Which stage of the server.")],
+    connect: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="The server's `orchestrator.join_address`."),
+    ],
+    silence: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Take a server that is silent for so long for gone."),
+    ] = 6.0,
+) -> None:
+    """Join a running server as one more replica; the token is in STRETTO_ORCHESTRATOR__JOIN_TOKEN."""
+    from stretto.config.settings import TOKEN_VARIABLE
+    from stretto.replica.process import join
+    from stretto.transport.tcp import address_of
+    from stretto.types import StageId
+
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(f"{TOKEN_VARIABLE} is not set; give it the server's join token")
+    join(StageId(stage), address_of(connect), token, silence)
 
 
 config = typer.Typer(help="Show, check and explain the configuration.", no_args_is_help=True)

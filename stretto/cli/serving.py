@@ -109,6 +109,8 @@ class _Server:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             self._orchestrator.start()
+            if self._orchestrator.join_address is not None:
+                self._progress.line(f"replicas may join at {self._orchestrator.join_address}")
             self._write_facts()
             self._api.start(self._orchestrator.run, self._orchestrator.channel_path)
             async with asyncio.TaskGroup() as tasks:

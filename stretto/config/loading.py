@@ -96,6 +96,9 @@ def resolve(
     sections = reader.mapping(common, "")
     orchestrator = reader.struct(OrchestratorSettings, sections.get("orchestrator"), "orchestrator")
     _check_respawn(orchestrator, sections.get("orchestrator", common), mistakes)
+    if (mistake := orchestrator.join_mistake()) is not None:
+        origin = sections.get("orchestrator", common).origin
+        mistakes.add(origin, "orchestrator.join_token", mistake)
     settings = Settings(
         stages=_pooled(files, mistakes),
         pipelines=tuple(file.pipeline for file in files),

@@ -21,6 +21,8 @@ class OrchestratorSpec(msgspec.Struct, frozen=True, kw_only=True):
         run_directory: Where it makes the socket for its replicas.
         shared_memory_dir: Where payload files of this epoch lie; `None` sends all payloads inline.
         settings: The deployment.
+        join_fd: The inherited socket at which replicas from other hosts join; `None` lets none join.
+        payload_port: Where they pull payload files of this host.
     """
 
     run: RunId
@@ -29,6 +31,8 @@ class OrchestratorSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_directory: str
     shared_memory_dir: str | None
     settings: Settings
+    join_fd: int | None = None
+    payload_port: int = 0
 
 
 class ApiSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,11 +62,16 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "poison_deaths": (1, 1000),
     "window_chunks": (1, 65_536),
     "window_bytes": (1, _TIB),
+    "join_silence_s": (1, 3600),
 }
 """The accepted range of each number, both ends included."""
 
 FORMS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     "device": (re.compile(r"cpu|cuda(:[0-9]{1,3})?"), "cpu, cuda, or cuda:N for the N-th GPU"),
+    "join_address": (
+        re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}"),
+        "host:port, with brackets around an IPv6 number",
+    ),
 }
 """What each text must look like that has a form of its own, and how that is said."""
 

@@ -10,6 +10,11 @@ import msgspec
 from stretto.core.graph import Deployment, Limits, PipelineSpec, StageSpec
 from stretto.types import Recovery, StageId
 
+TOKEN_VARIABLE = "STRETTO_ORCHESTRATOR__JOIN_TOKEN"  # noqa: S105 - a name, no secret
+"""Gives a server, and those who join it, their common token."""
+
+MIN_TOKEN_CHARS = 16
+
 
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one stage is run.
@@ -99,11 +104,27 @@ class OrchestratorSettings(msgspec.Struct, frozen=True, kw_only=True):
         limits: Bounds and deadlines of the router.
         event_log: Where to write the JSON-lines event log; `None` writes none.
         restart: Start a new epoch when the orchestrator dies.
+        join_address: Where replicas from other hosts may join, as `host:port`; `null` lets none join.
+        join_token: What they must know, at least 16 characters; `config show` hides it.
+        join_silence_s: After how much silence of its host a replica that has joined is taken for gone.
     """
 
     limits: Limits = Limits()
     event_log: str | None = None
     restart: bool = True
+    join_address: str | None = None
+    join_token: str = ""
+    join_silence_s: float = 6.0
+
+    def join_mistake(self) -> str | None:
+        """Return why no replica may join, if an address for that is set; `None` if all is well."""
+        if self.join_address is None or len(self.join_token) >= MIN_TOKEN_CHARS:
+            return None
+        what = "is too short" if self.join_token else "is missing"
+        return (
+            f"orchestrator.join_address is set, but the token {what}: give this server and its replicas "
+            f"the same one, for example {TOKEN_VARIABLE}=$(openssl rand -hex 32)"
+        )
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

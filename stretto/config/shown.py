@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 
-SECRETS = frozenset({"admin_key"})
+SECRETS = frozenset({"admin_key", "join_token"})
 """Keys whose values are never shown, by their last part."""
 
 _HIDDEN = "(hidden)"

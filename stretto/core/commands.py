@@ -211,6 +211,21 @@ class StartReplica(Command, frozen=True, kw_only=True):
     replica: ReplicaId
 
 
+class AdmitReplica(Command, frozen=True, kw_only=True):
+    """Give the process that has offered itself on this connection its identity, and have it load."""
+
+    replica: ReplicaId
+    nonce: str
+    connection: int
+
+
+class RefuseReplica(Command, frozen=True, kw_only=True):
+    """Tell the process that has offered itself on this connection that it is not wanted."""
+
+    connection: int
+    failure: Failure
+
+
 class DrainReplica(Command, frozen=True, kw_only=True):
     """Tell a replica that it gets nothing new and may leave when it has finished."""
 
@@ -334,6 +349,8 @@ AnyCommand: TypeAlias = (
     | AnnounceTarget
     | AnswerOrder
     | StartReplica
+    | AdmitReplica
+    | RefuseReplica
     | DrainReplica
     | StopReplica
     | CallReplica

@@ -160,6 +160,20 @@ class ReplicaJoined(Event, frozen=True, kw_only=True):
     replica: ReplicaId
 
 
+class ReplicaOffered(Event, frozen=True, kw_only=True):
+    """A process from elsewhere, which has proved that it may, offers itself to a stage.
+
+    Attributes:
+        stage: Which stage; it may not exist.
+        nonce: The process's own name; it comes again under it when its connection was lost.
+        connection: Counts the connections on which processes have offered themselves.
+    """
+
+    stage: StageId
+    nonce: str
+    connection: int
+
+
 class ReplicaProgressed(Event, frozen=True, kw_only=True):
     """A replica tells how far its loading is; `fraction` runs from 0.0 to 1.0."""
 
@@ -377,7 +391,8 @@ class ShutdownRequested(Event, frozen=True, kw_only=True):
 
 
 ReplicaEvent: TypeAlias = (
-    ReplicaJoined
+    ReplicaOffered
+    | ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady
     | ReplicaAlive
@@ -407,6 +422,7 @@ AnyEvent: TypeAlias = (
     | EngineStarted
     | ChannelOpened
     | ChannelClosed
+    | ReplicaOffered
     | ReplicaJoined
     | ReplicaProgressed
     | ReplicaReady

@@ -307,6 +307,8 @@ class Router:
                 self._on_channel_opened(event)
             case on.ChannelClosed():
                 self._on_channel_closed(event)
+            case on.ReplicaOffered():
+                self._on_replica_offered(event)
             case on.ReplicaJoined():
                 self._on_replica_joined(event)
             case on.ReplicaProgressed():
@@ -1189,6 +1191,35 @@ class Router:
 
     # ------------------------------------------------------------------ replicas
 
+    def _on_replica_offered(self, event: on.ReplicaOffered) -> None:
+        pool = self._pools.get(event.stage)
+        former = None if pool is None else pool.joined_as(event.nonce)
+        is_here = former is not None and former.phase in LIVE
+        if former is not None and is_here and event.connection <= former.connection:
+            self._late()
+        elif (failure := self._not_admissible(event, pool, former)) is not None:
+            self._out.append(do.RefuseReplica(connection=event.connection, failure=failure))
+        else:
+            if former is not None and is_here:
+                self._evict(former, "its process has joined again")
+            self._supervision.admit(event.stage, event.nonce, event.connection, self._now)
+
+    def _not_admissible(
+        self, event: on.ReplicaOffered, pool: Pool | None, former: Replica | None
+    ) -> Failure | None:
+        """Return why a process can't join."""
+        if pool is None:
+            return self._no_such_stage(event.stage)
+        if self._is_stopping or not self._has_started:
+            return _starting_or_stopping()
+        if former is None and sum(place.phase in LIVE for place in pool.replicas) >= MAX_REPLICAS:
+            return Failure(
+                kind=FailureKind.OVERLOADED,
+                detail=f"stage {event.stage} has {MAX_REPLICAS} replicas, which is the limit",
+                retry_after_s=1.0,
+            )
+        return None
+
     def _on_replica_joined(self, event: on.ReplicaJoined) -> None:
         place = self._supervision.live(event.replica)
         if place is None or place.phase is not ReplicaPhase.STARTING:
@@ -1291,11 +1322,7 @@ class Router:
     def _unscalable(self, event: on.ScaleRequested) -> Failure | None:
         """Return why a stage can't have so many replicas."""
         if event.stage not in self._pools:
-            return Failure(
-                kind=FailureKind.INVALID_REQUEST,
-                detail=f"there is no stage {event.stage!r}; this server has: {', '.join(self._pools)}",
-                param="stage",
-            )
+            return self._no_such_stage(event.stage)
         if not 0 <= event.replicas <= MAX_REPLICAS:
             return Failure(
                 kind=FailureKind.INVALID_REQUEST,
@@ -1303,13 +1330,15 @@ class Router:
                 param="replicas",
             )
         if self._is_stopping or not self._has_started:
-            return Failure(
-                kind=FailureKind.OVERLOADED,
-                detail="the server starts or stops at this moment",
-                code="server_shutting_down",
-                retry_after_s=1.0,
-            )
+            return _starting_or_stopping()
         return None
+
+    def _no_such_stage(self, stage: StageId) -> Failure:
+        return Failure(
+            kind=FailureKind.INVALID_REQUEST,
+            detail=f"there is no stage {stage!r}; this server has: {', '.join(self._pools)}",
+            param="stage",
+        )
 
     def _answer_order(
         self, event: on.DrainRequested | on.ScaleRequested, failure: Failure | None = None
@@ -1695,6 +1724,15 @@ def _shutting_down() -> Failure:
     return Failure(
         kind=FailureKind.OVERLOADED,
         detail="the server is shutting down",
+        code="server_shutting_down",
+        retry_after_s=1.0,
+    )
+
+
+def _starting_or_stopping() -> Failure:
+    return Failure(
+        kind=FailureKind.OVERLOADED,
+        detail="the server starts or stops at this moment",
         code="server_shutting_down",
         retry_after_s=1.0,
     )

@@ -87,12 +87,15 @@ class Replica:
         detail: What it is doing or why it is not there, for people.
         fraction: How far loading is.
         reported: What its backend told last; `None` if it tells nothing.
-        is_wanted: It counts towards the stage's target; else it leaves, or has left.
+        is_wanted: It counts towards the stage's target; else it leaves, has left, or has joined by itself.
+        nonce: The name of the process that has joined from elsewhere; empty if it was started here.
+        connection: The connection on which it did so.
     """
 
     __slots__ = (
         "alive_at",
         "bound",
+        "connection",
         "deaths",
         "deaths_in_row",
         "detail",
@@ -101,6 +104,7 @@ class Replica:
         "id",
         "is_wanted",
         "max_step_s",
+        "nonce",
         "phase",
         "reason",
         "reported",
@@ -121,7 +125,14 @@ class Replica:
         self.detail = ""
         self.fraction = 0.0
         self.is_wanted = True
+        self.nonce = ""
+        self.connection = 0
         self.reported: StatsReported | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        """Say whether its process was started elsewhere: nobody here starts a successor."""
+        return bool(self.nonce)
 
     @property
     def has_room(self) -> bool:
@@ -246,8 +257,22 @@ class Pool:
         for place in self.replicas:
             if not place.is_wanted and place.phase is ReplicaPhase.STOPPED:
                 place.is_wanted = True
+                place.nonce = ""
                 place.forget_deaths()
                 return place
+        return self._extended()
+
+    def place_for(self, nonce: str) -> Replica:
+        """Return the place of a process that joins: its former one, one that another left, or a new one."""
+        left = [p for p in self.replicas if p.is_joined and p.phase is ReplicaPhase.STOPPED]
+        own = self.joined_as(nonce)
+        return own or (left[0] if left else self._extended())
+
+    def joined_as(self, nonce: str) -> Replica | None:
+        """Return the place that this process has joined, or had before it left."""
+        return next((place for place in self.replicas if place.nonce == nonce), None)
+
+    def _extended(self) -> Replica:
         self.replicas.append(Replica(self.spec.id, len(self.replicas)))
         return self.replicas[-1]
 

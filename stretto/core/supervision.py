@@ -8,6 +8,7 @@
                                                │                                          │
     StartReplica ◄──back-off, re-arm── DEAD or PARKED                                  STOPPED
 
+A process that joins from elsewhere begins with LOADING, and ends with STOPPED: it comes back by itself.
 An exclusive call takes a process from READY to CALLING, and its answer back, or to ASLEEP; see `calls`.
 It holds no requests: what a dead replica leaves behind is the router's to recover.
 """
@@ -75,6 +76,16 @@ class Supervision:
         place.phase = ReplicaPhase.LOADING
         self._watch_start(place, now)
         self._announce(place)
+
+    def admit(self, stage: StageId, nonce: str, connection: int, now: float) -> None:
+        """A process from elsewhere joins, or comes back under its nonce."""
+        pool = self.pools[stage]
+        place = pool.place_for(nonce)
+        place.nonce, place.connection, place.is_wanted = nonce, connection, False
+        self._out.append(
+            do.AdmitReplica(replica=pool.start(place), nonce=nonce, connection=connection)
+        )
+        self.joined(place, now)
 
     def progressed(self, place: Replica, what: str, fraction: float, now: float) -> None:
         """The process goes on loading."""
@@ -177,6 +188,8 @@ class Supervision:
             return
         pool.leave_ready(place, ReplicaPhase.DRAINING, now)
         if not place.bound:
+            if place.is_joined:  # else it would take the end of its link for a broken one
+                self._out.append(do.DrainReplica(replica=place.id))
             self.stop(place, now)
             return
         self._announce(place)
@@ -201,7 +214,7 @@ class Supervision:
             now: Monotonic seconds.
             for_good: The process said itself that it can't serve.
         """
-        if place.phase is ReplicaPhase.DRAINING:
+        if place.phase is ReplicaPhase.DRAINING or place.is_joined:
             self.stop(place, now, reason)
             return
         self.pools[place.id.stage].leave_ready(place, ReplicaPhase.DEAD, now)

@@ -467,7 +467,11 @@ class Channel:
             self._abandoned.add(number)
             self._send(wire.Abort(number=number, acknowledge=False))
 
-    def values(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+    async def pulled(self, payload: PayloadRef) -> bytes | memoryview:
+        """Return the bytes of a payload that is on another host."""
+        return await self._payloads.pulled(payload)
+
+    def values(self, payload: PayloadRef, inline: bytes | memoryview | None) -> dict[str, Value]:
         """Return a payload's values and give it up."""
         try:
             return self._payloads.read(payload, inline)
@@ -563,7 +567,7 @@ class Channel:
             )
             return
         self._readiness = Readiness(welcome.targets, welcome.replicas)
-        self._payloads = OutputPayloads(welcome.shared_memory_dir)
+        self._payloads = OutputPayloads(welcome.shared_memory_dir, welcome.payload_token)
         if not self._welcome.done():
             self._welcome.set_result(welcome)
 

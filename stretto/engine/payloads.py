@@ -6,11 +6,13 @@ read, so their values stay valid and the file is given back at once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from stretto.errors import InvalidRequest, PayloadLost, StageError
 from stretto.transport import codec
 from stretto.transport.payload_store import PayloadReader
+from stretto.transport.pulling import PayloadPuller
 from stretto.types import INLINE, Payload, PayloadRef, Value
 
 
@@ -19,13 +21,15 @@ class OutputPayloads:
 
     Args:
         directory: The run's shared-memory directory, if it has one.
+        token: With which payloads of other hosts are pulled; empty if there are none.
     """
 
-    def __init__(self, directory: str | None) -> None:
+    def __init__(self, directory: str | None, token: str = "") -> None:
         self._directory = directory
+        self._puller = PayloadPuller(token) if token else None
         self._reader: PayloadReader | None = None
 
-    def read(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+    def read(self, payload: PayloadRef, inline: bytes | memoryview | None) -> dict[str, Value]:
         """Return the values of a payload; arrays are views of a private copy.
 
         Raises:
@@ -33,8 +37,22 @@ class OutputPayloads:
         """
         return codec.decode(self._copied(payload) if inline is None else inline)
 
+    async def pulled(self, payload: PayloadRef) -> bytes | memoryview:
+        """Return the bytes of a payload of another host; a thread waits for them.
+
+        Raises:
+            PayloadLost: They can't be had in time.
+        """
+        if self._puller is None:
+            raise PayloadLost(
+                f"{payload.key} is at {payload.place}, which this channel can't reach."
+            )
+        return await asyncio.to_thread(self._puller.pull, payload)
+
     def close(self) -> None:
         """Give up the directory. May be called twice."""
+        if self._puller is not None:
+            self._puller.close()
         if self._reader is not None:
             self._reader.close()
             self._reader = None

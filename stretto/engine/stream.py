@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from stretto.engine.payloads import input_values
 from stretto.errors import Cancelled, InvalidRequest, StrettoError
+from stretto.transport.pulling import is_far
 from stretto.types import InputName
 
 if TYPE_CHECKING:
@@ -89,7 +90,15 @@ class Upstream(Protocol):
         """Abort the request; nothing more of it is wanted."""
         ...
 
-    def values(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+    async def pulled(self, payload: PayloadRef) -> bytes | memoryview:
+        """Return the bytes of a payload that is on another host.
+
+        Raises:
+            PayloadLost: They can't be had in time.
+        """
+        ...
+
+    def values(self, payload: PayloadRef, inline: bytes | memoryview | None) -> dict[str, Value]:
         """Return a payload's values and give it up.
 
         Raises:
@@ -113,6 +122,7 @@ class Inbox:
     __slots__ = (
         "_credit",
         "_end",
+        "_is_pulling",
         "_items",
         "_open_inputs",
         "_upstream",
@@ -138,6 +148,7 @@ class Inbox:
         self._credit: dict[OutputName, _Credit] = {}
         self._end: _End | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._is_pulling = False
 
     @property
     def is_over(self) -> bool:
@@ -170,24 +181,30 @@ class Inbox:
         Raises:
             StrettoError: The request has ended badly, or its payload can't be read.
         """
-        if self._waiter is not None:
+        if self._waiter is not None or self._is_pulling:
             raise InvalidRequest(
                 "This stream is being read by another task; read it in one place.",
                 code="concurrent_read",
             )
-        while not self._items:
-            if self._end is not None:
-                if self._end.error is not None:
-                    raise self._end.error
-                return None
-            self._grant_all()
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        message, inline = self._items.popleft()
-        return self._opened(message, inline)
+        while True:
+            while not self._items:
+                if self._end is not None:
+                    if self._end.error is not None:
+                        raise self._end.error
+                    return None
+                self._grant_all()
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            message, inline = self._items[0]
+            data = inline
+            if message.payload is not None and is_far(message.payload.place):
+                data = await self._pulled(message.payload)
+            if self._items and self._items[0][0] is message:  # it was not given up meanwhile
+                self._items.popleft()
+                return self._opened(message, data)
 
     def append(self, name: InputName, values: Payload) -> None:
         """Send more of an open input.
@@ -216,6 +233,22 @@ class Inbox:
 
     # ---- inside
 
+    async def _pulled(self, payload: PayloadRef) -> bytes | memoryview | None:
+        """Return the bytes of a payload of another host; `None` if it was given up meanwhile.
+
+        The message stays in the inbox until they are here, so a read that is cancelled loses nothing.
+        """
+        self._is_pulling = True
+        try:
+            return await self._upstream.pulled(payload)
+        except StrettoError as error:
+            if self._items:
+                self._give_up(error)
+                raise
+            return None
+        finally:
+            self._is_pulling = False
+
     def _check_open(self, name: InputName) -> None:
         if self._end is not None and self._end.error is not None:
             raise self._end.error
@@ -239,7 +272,7 @@ class Inbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _opened(self, message: Output, inline: bytes | None) -> OutputChunk:
+    def _opened(self, message: Output, inline: bytes | memoryview | None) -> OutputChunk:
         values: dict[str, Value] = {}
         if message.payload is not None:
             try:

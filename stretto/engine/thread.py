@@ -94,7 +94,11 @@ class OrchestratorThread:
         self._ended: asyncio.Future[str] = self._home.create_future()
         self._orchestrator: Orchestrator | None = None
         self._patience: asyncio.TimerHandle | None = None
-        self._spec = msgspec.structs.replace(spec, channel_fd=os.dup(spec.channel_fd))
+        self._spec = msgspec.structs.replace(
+            spec,
+            channel_fd=os.dup(spec.channel_fd),
+            join_fd=None if spec.join_fd is None else os.dup(spec.join_fd),
+        )
         self._thread = LoopThread(
             f"stretto-orchestrator-{spec.epoch}", self._live, self._end, at_end=listener.hang_up
         )
@@ -132,7 +136,9 @@ class OrchestratorThread:
                 self._spec, self._make_launcher(), self._listener
             )
         except BaseException:
-            os.close(self._spec.channel_fd)  # an orchestrator that runs closes it
+            os.close(self._spec.channel_fd)  # an orchestrator that runs closes them
+            if self._spec.join_fd is not None:
+                os.close(self._spec.join_fd)
             raise
         return await self._orchestrator.run()
 

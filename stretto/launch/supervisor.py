@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from stretto.config.process_specs import OrchestratorSpec
+from stretto.errors import ConfigError
 from stretto.launch.child import ChildProcess
 from stretto.launch.restarts import Restarts
 from stretto.transport.listening import listen_unix, private_directory, socket_base
+from stretto.transport.pulling import PayloadServer, payload_token
 from stretto.transport.run_directory import SHARED_MEMORY_BASE, RunDirectory
+from stretto.transport.tcp import Address, address_of, listen_tcp
 from stretto.types import RunId
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from stretto.config.settings import Settings
+    from stretto.config.settings import OrchestratorSettings, Settings
 
 ORCHESTRATOR_COMMAND = (sys.executable, "-m", "stretto.cli.run_orchestrator")
 KILL_GRACE_S = 2.0
@@ -75,9 +78,8 @@ def start_process(
     Raises:
         OSError: The process can't be started.
     """
-    return ChildProcess(
-        command, msgspec.json.encode(spec), on_exit=on_exit, pass_fds=[spec.channel_fd]
-    )
+    fds = [fd for fd in (spec.channel_fd, spec.join_fd) if fd is not None]
+    return ChildProcess(command, msgspec.json.encode(spec), on_exit=on_exit, pass_fds=fds)
 
 
 class OrchestratorSupervisor:
@@ -119,6 +121,8 @@ class OrchestratorSupervisor:
         self._run_directory: RunDirectory | None = None
         self._payloads: RunDirectory | None = None
         self._listener: socket.socket | None = None
+        self._join_listener: socket.socket | None = None
+        self._payload_server: PayloadServer | None = None
         self._life: Life | None = None
         self._started_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -132,6 +136,13 @@ class OrchestratorSupervisor:
         return f"{self._run_directory.path}/channel.sock"
 
     @property
+    def join_address(self) -> Address | None:
+        """Return where replicas from other hosts join; `None` if they can't."""
+        if self._join_listener is None:
+            return None
+        return Address(*self._join_listener.getsockname()[:2])
+
+    @property
     def pid(self) -> int | None:
         """Return the process id of the running epoch, if it is a process."""
         return self._life.pid if self._life is not None and self._life.is_running else None
@@ -143,7 +154,7 @@ class OrchestratorSupervisor:
 
         Raises:
             OSError: A directory, the socket or the process can't be made.
-            ConfigError: The socket's path is too long.
+            ConfigError: The socket's path is too long, or replicas can't join where they should.
         """
         self._gave_up = asyncio.get_running_loop().create_future()
         RunDirectory.reclaim(socket_base())
@@ -152,6 +163,10 @@ class OrchestratorSupervisor:
         try:
             self._run_directory = private_directory(self.run)
             self._listener = listen_unix(self.channel_path)
+            self._join_listener = _listen_for_joins(self._settings.orchestrator)
+            if self.join_address is not None:
+                silence_s = self._settings.orchestrator.join_silence_s
+                self._payload_server = PayloadServer(self.join_address.host, silence_s)
             self._start_epoch()
         except BaseException:
             self._release()
@@ -206,6 +221,8 @@ class OrchestratorSupervisor:
             run_directory=self._run_directory.path,
             shared_memory_dir=self._payloads.path if self._payloads is not None else None,
             settings=self._settings,
+            payload_port=(0 if self._payload_server is None else self._payload_server.address.port),
+            join_fd=None if self._join_listener is None else self._join_listener.fileno(),
         )
         self._started_at = time.monotonic()
         self._life = self._start_life(spec, self._on_exit)
@@ -220,6 +237,9 @@ class OrchestratorSupervisor:
             self._payloads = RunDirectory.create(f"{self.run}-{self.epoch}")
         except OSError:
             self._payloads = None
+        if self._payload_server is not None and self._payloads is not None:
+            token = payload_token(self._settings.orchestrator.join_token, self.run)
+            self._payload_server.serve(self._payloads.path, token)
 
     def _on_exit(self, reason: str) -> None:
         if self._is_stopping:
@@ -252,10 +272,28 @@ class OrchestratorSupervisor:
 
     def _release(self) -> None:
         """Close the socket, which refuses who waits in its backlog, and remove the directories."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in (self._listener, self._join_listener):
+            if listener is not None:
+                listener.close()
+        if self._payload_server is not None:
+            self._payload_server.close()
         if self._on_release is not None:
             self._on_release()
         for directory in (self._payloads, self._run_directory):
             if directory is not None:
                 directory.close()
+
+
+def _listen_for_joins(settings: OrchestratorSettings) -> socket.socket | None:
+    """Return the socket at which replicas from other hosts join, if they may."""
+    if settings.join_address is None:
+        return None
+    if (mistake := settings.join_mistake()) is not None:
+        raise ConfigError(mistake)
+    try:
+        return listen_tcp(address_of(settings.join_address), settings.join_silence_s)
+    except OSError as error:
+        raise ConfigError(
+            f"orchestrator.join_address: {settings.join_address} can't be bound: "
+            f"{error.strerror or error}; choose another port, or an address of this host"
+        ) from error

@@ -191,6 +191,7 @@ class Welcome(_Message, frozen=True, tag=32):
         pipelines: What can be asked for.
         replicas: Where every replica stands now; changes follow as `ReplicaNotice`.
         targets: How many replicas each stage is meant to have.
+        payload_token: With which payloads of other hosts are pulled; empty if there are none.
     """
 
     protocol: int
@@ -200,6 +201,7 @@ class Welcome(_Message, frozen=True, tag=32):
     pipelines: tuple[PipelineInfo, ...]
     replicas: tuple[ReplicaState, ...]
     targets: dict[StageId, int]
+    payload_token: str = ""
 
 
 class Output(_Message, frozen=True, tag=33):

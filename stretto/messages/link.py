@@ -23,6 +23,7 @@ from stretto.types import (
     Recovery,
     ReplicaId,
     RunId,
+    StageId,
     TaskKey,
 )
 
@@ -165,6 +166,34 @@ class CallAnswered(_Message, frozen=True, tag=11):
     is_asleep: bool = False
 
 
+class Offer(_Message, frozen=True, tag=28):
+    """First message of a process from elsewhere: it wants to serve a stage.
+
+    Attributes:
+        protocol: `PROTOCOL_VERSION` of the sender.
+        stage: Which stage.
+        nonce: The process's own name, the same for as long as it lives.
+        challenge: Random bytes, for the answer's proof.
+        pid: Process id.
+        host: Host name.
+        payload_port: Where, on the host that this comes from, its payload files can be pulled.
+        proof: See `messages.proofs`.
+    """
+
+    protocol: int
+    stage: StageId
+    nonce: str
+    challenge: bytes
+    pid: int
+    host: str
+    payload_port: int
+    proof: bytes
+
+
+class Leaving(_Message, frozen=True, tag=29):
+    """Whoever runs this process wants it to finish what it has and to leave; answered by `Drain`."""
+
+
 class Welcome(_Message, frozen=True, tag=32):
     """The hello was accepted."""
 
@@ -247,6 +276,26 @@ class Call(_Message, frozen=True, tag=40):
     arguments: bytes
 
 
+class Challenge(_Message, frozen=True, tag=60):
+    """First message to a process from elsewhere; its offer proves that it knows the token."""
+
+    protocol: int
+    challenge: bytes
+
+
+class Accepted(_Message, frozen=True, tag=61):
+    """The offer is taken: `launch` is a `LaunchSpec` as msgpack, so that the other host needs no file."""
+
+    launch: bytes
+    proof: bytes
+
+
+class Refused(_Message, frozen=True, tag=62):
+    """The offer is not taken; with a `retry_after_s` it may be made again."""
+
+    failure: Failure
+
+
 Up: TypeAlias = (
     Hello
     | LoadProgress
@@ -259,8 +308,23 @@ Up: TypeAlias = (
     | Alive
     | Reported
     | CallAnswered
+    | Offer
+    | Leaving
 )
-Down: TypeAlias = Welcome | Open | Feed | CloseInput | Cancel | Grant | Release | Drain | Call
+Down: TypeAlias = (
+    Welcome
+    | Open
+    | Feed
+    | CloseInput
+    | Cancel
+    | Grant
+    | Release
+    | Drain
+    | Call
+    | Challenge
+    | Accepted
+    | Refused
+)
 
 
 def inline_payload(message: object) -> PayloadRef | None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, assert_never
 from stretto.core import commands as do
 from stretto.messages import channel, link
 from stretto.orchestrator.channels import Channels, number_of
+from stretto.transport.pulling import payload_token
 from stretto.types import Launcher, LaunchSpec, ReplicaId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stretto.config.process_specs import OrchestratorSpec
     from stretto.orchestrator.calls import CallValues
+    from stretto.orchestrator.door import Door
     from stretto.orchestrator.links import Links
     from stretto.orchestrator.payloads import PayloadTable
 
@@ -37,6 +39,7 @@ class Executor:
         launcher: Starts and kills replica processes.
         replica_address: Where replicas connect.
         on_exit: Called when everything has been stopped.
+        door: Where replicas from other hosts join, if they may.
     """
 
     def __init__(  # noqa: PLR0913 - its collaborators
@@ -49,6 +52,7 @@ class Executor:
         launcher: Launcher,
         replica_address: str,
         on_exit: Callable[[], None],
+        door: Door | None = None,
     ) -> None:
         self._spec = spec
         self._links = links
@@ -58,6 +62,7 @@ class Executor:
         self._launcher = launcher
         self._replica_address = replica_address
         self._on_exit = on_exit
+        self._door = door
         self._stages = {stage.id: stage for stage in spec.settings.stages}
 
     def execute(  # noqa: C901, PLR0912, PLR0915 - one arm per command
@@ -104,8 +109,14 @@ class Executor:
                 self._channels.send(command.channel, answer)
             case do.StartReplica():
                 self._start(command.replica)
+            case do.AdmitReplica():
+                assert self._door is not None, "nobody could have offered itself"
+                self._door.admit(command, self._launch_spec)
+            case do.RefuseReplica():
+                assert self._door is not None, "nobody could have offered itself"
+                self._door.refuse(command)
             case do.DrainReplica():
-                self._to_replica(command.replica, link.Drain())
+                self._links.drain(command.replica)
             case do.StopReplica():
                 self._links.forget(command.replica)
                 self._launcher.stop(command.replica)
@@ -176,33 +187,44 @@ class Executor:
             found.send(link.Call(command.call, command.method, command.call_class, arguments))
 
     def _start(self, replica: ReplicaId) -> None:
-        stage = self._stages[replica.stage]
         nonce = secrets.token_hex(16)
         owner = f"{replica.stage}-{replica.slot}-{replica.incarnation}"
         self._links.expect(replica, nonce, owner)
-        self._launcher.start(
-            LaunchSpec(
-                replica=replica,
-                run=self._spec.run,
-                address=self._replica_address,
-                shared_memory_dir=self._spec.shared_memory_dir,
-                nonce=nonce,
-                backend=stage.backend,
-                options=stage.options,
-                runtime={
-                    "slots": stage.slots,
-                    "recovery": stage.recovery,
-                    "alive_every_s": stage.progress_timeout_s / ALIVE_PER_TIMEOUT,
-                    "max_batch": stage.max_batch,
-                    "max_wait_ms": stage.max_wait_ms,
-                    "threads": stage.threads,
-                    "device": stage.device,
-                    "memory_bytes": stage.memory_bytes,
-                    "module_folders": self._spec.settings.module_folders,
-                    "shared_memory_bytes": stage.shared_memory_bytes,
-                    "payload_owner": owner,
-                },
-                environment=stage.environment,
-            ),
-            self._links.exited,
+        self._launcher.start(self._launch_spec(replica, nonce, owner, {}), self._links.exited)
+
+    def _launch_spec(
+        self, replica: ReplicaId, nonce: str, owner: str, runtime: Mapping[str, object]
+    ) -> LaunchSpec:
+        stage = self._stages[replica.stage]
+        return LaunchSpec(
+            replica=replica,
+            run=self._spec.run,
+            address=self._replica_address,
+            shared_memory_dir=self._spec.shared_memory_dir,
+            nonce=nonce,
+            backend=stage.backend,
+            options=stage.options,
+            runtime={
+                "slots": stage.slots,
+                "recovery": stage.recovery,
+                "alive_every_s": stage.progress_timeout_s / ALIVE_PER_TIMEOUT,
+                "max_batch": stage.max_batch,
+                "max_wait_ms": stage.max_wait_ms,
+                "threads": stage.threads,
+                "device": stage.device,
+                "memory_bytes": stage.memory_bytes,
+                "module_folders": self._spec.settings.module_folders,
+                "shared_memory_bytes": stage.shared_memory_bytes,
+                "payload_owner": owner,
+                "payload_token": payload_token_of(self._spec),
+                **runtime,
+            },
+            environment=stage.environment,
         )
+
+
+def payload_token_of(spec: OrchestratorSpec) -> str:
+    """Return what gives access to payload files of other hosts; empty if there are no other hosts."""
+    if spec.join_fd is None:
+        return ""
+    return payload_token(spec.settings.orchestrator.join_token, spec.run)

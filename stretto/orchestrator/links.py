@@ -22,6 +22,7 @@ from stretto.transport.connection import Connection
 from stretto.types import (
     INLINE,
     MAX_METRICS,
+    SHARED_MEMORY,
     CallId,
     Clock,
     PayloadRef,
@@ -77,6 +78,11 @@ class Link:
         self.has_loaded = False
         self.closed_reason: str | None = None
         self.exit_reason: str | None = None
+        self.place = SHARED_MEMORY
+        """Where its payload files are."""
+        self.is_joined = False
+        """It was started elsewhere: its link is the only sign of its life."""
+        self.is_draining = False
         self.grace: asyncio.TimerHandle | None = None
 
     def send(self, message: link.Down, body: bytes | None = None) -> None:
@@ -148,6 +154,35 @@ class Links:
         self._strangers.arrived(connection)
         return connection
 
+    def adopt(
+        self,
+        connection: Connection[link.Up],
+        replica: ReplicaId,
+        nonce: str,
+        owner: str,
+        place: str,
+    ) -> None:
+        """Take over the connection of a process from elsewhere, which has this identity now."""
+        self.expect(replica, nonce, owner)
+        found = self._links[replica]
+        found.is_joined = True
+        found.place = place
+        found.connection = connection
+        self._voices[connection] = found
+        self._touched[replica] = found
+        connection.hand_over(self._on_frame, self._on_closed, self._on_full)
+
+    def kept(self, owner: str) -> tuple[str, ...]:
+        """Return the keys of a producer's payloads that somebody may still read."""
+        return self._payloads.announced(owner)
+
+    def drain(self, replica: ReplicaId) -> None:
+        """Tell a replica that it may leave when it has finished."""
+        found = self.find(replica)
+        if found is not None:
+            found.is_draining = True
+            found.send(link.Drain())
+
     def find(self, replica: ReplicaId) -> Link | None:
         """Return a replica's link and mark it for writing at the end of the turn."""
         found = self._links.get(replica)
@@ -190,12 +225,16 @@ class Links:
         if found is None:
             return
         self._touched.pop(replica, None)
-        del self._owners[found.owner]
+        if self._owners.get(found.owner) is found:
+            del self._owners[found.owner]
         if found.grace is not None:
             found.grace.cancel()
         if found.connection is not None:
             self._voices.pop(found.connection, None)
-            found.connection.abort()
+            if found.is_joined and found.is_draining:
+                found.connection.close()  # it must hear why, or it would come back
+            else:
+                found.connection.abort()
             found.connection = None
         found.inbox.pause = found.inbox.resume = (
             None  # a cycle would keep all of it until a collection
@@ -277,7 +316,7 @@ class Links:
     def _may_be_dead(self, dying: Link) -> None:
         """Report a death when both of its signs are there, or one and its grace is over."""
         has_link_ended = dying.closed_reason is not None or dying.connection is None
-        if has_link_ended and dying.exit_reason is not None:
+        if has_link_ended and (dying.is_joined or dying.exit_reason is not None):
             self._dead(dying)
         elif dying.grace is None:
             dying.grace = self._loop.call_later(GRACE_S, self._dead, dying)
@@ -291,7 +330,7 @@ class Links:
 
     # ------------------------------------------------------------------ what a message means
 
-    def _event(  # noqa: C901, PLR0911 - one arm per message
+    def _event(  # noqa: C901, PLR0911, PLR0912 - one arm per message
         self, source: Link, message: link.Up, body: memoryview, now: float
     ) -> on.AnyEvent:
         """Check a message against what this replica may say, and make an event of it.
@@ -328,7 +367,9 @@ class Links:
                 return on.ReplicaAlive(now=now, replica=source.replica, step_age_s=age_s)
             case link.CallAnswered():
                 return self._answered(source, message, now)
-            case link.Hello():
+            case link.Leaving():
+                return on.DrainRequested(now=now, replica=source.replica)
+            case link.Hello() | link.Offer():
                 raise ProtocolViolated("it said hello twice")
             case _:
                 assert_never(message)
@@ -378,7 +419,7 @@ class Links:
         payload = message.payload
         if payload.place == INLINE:
             payload = self._payloads.keep(bytes(body))
-        elif owner_of(payload) == source.owner:
+        elif payload.place == source.place and owner_of(payload) == source.owner:
             self._payloads.announce(payload)
         else:
             raise ProtocolViolated(f"it announced {payload.key}, which is not its own")

@@ -7,7 +7,7 @@ so that what a dead producer had not announced can be told from what is still ne
 from __future__ import annotations
 
 from stretto.transport.payload_store import unannounced, unlink
-from stretto.types import INLINE, PayloadRef
+from stretto.types import INLINE, SHARED_MEMORY, PayloadRef
 
 
 class PayloadTable:
@@ -38,6 +38,10 @@ class PayloadTable:
         """Note a shared-memory payload that its producer told of."""
         self._announced.setdefault(owner_of(payload), set()).add(payload.key)
 
+    def announced(self, owner: str) -> tuple[str, ...]:
+        """Return the keys of a producer's payloads that somebody may still read."""
+        return tuple(sorted(self._announced.get(owner, ())))
+
     def on_wire(self, payload: PayloadRef) -> tuple[PayloadRef, bytes | None]:
         """Return the reference as it travels, and the bytes that go with it if it is inline."""
         if payload.place != INLINE:
@@ -57,7 +61,7 @@ class PayloadTable:
 
     def unlink(self, payload: PayloadRef) -> None:
         """Remove the file of a producer that is gone."""
-        if self._directory is not None:
+        if self._directory is not None and payload.place == SHARED_MEMORY:
             unlink(self._directory, payload.key)
 
     def reclaim(self, owner: str) -> None:

@@ -19,7 +19,8 @@ from stretto.orchestrator.answers import Answers
 from stretto.orchestrator.calls import CallValues
 from stretto.orchestrator.channels import Channels
 from stretto.orchestrator.dispatcher import Dispatcher
-from stretto.orchestrator.executor import Executor
+from stretto.orchestrator.door import Door
+from stretto.orchestrator.executor import Executor, payload_token_of
 from stretto.orchestrator.links import Links
 from stretto.orchestrator.payloads import PayloadTable
 from stretto.transport.connection import serve_unix
@@ -93,6 +94,18 @@ class Orchestrator:
             self._channels.learn,
             calls,
         )
+        self._door = (
+            None
+            if spec.join_fd is None
+            else Door(
+                self._dispatcher,
+                self._links,
+                spec.settings.orchestrator.join_token,
+                spec.run,
+                time.monotonic,
+                spec.payload_port,
+            )
+        )
         self._executor = Executor(
             spec,
             self._links,
@@ -102,6 +115,7 @@ class Orchestrator:
             launcher,
             f"unix:{self._replica_path}",
             self._stopped,
+            self._door,
         )
 
     async def run(self) -> int:
@@ -119,6 +133,8 @@ class Orchestrator:
             if self._listener is not None:
                 self._listener.serve(self._channels.accept_local)
             self._dispatcher.post(on.EngineStarted(now=time.monotonic()))
+            if self._door is not None:
+                await self._door.open(socket.socket(fileno=self._spec.join_fd))
             fatal = await self._ended
         except BaseException as error:
             self._crashed(error)
@@ -127,6 +143,8 @@ class Orchestrator:
             self._dispatcher.stop()
             replicas.close()
             channels.close()
+            if self._door is not None:
+                self._door.close()
             self._links.close()
             await self._launcher.close()
             await self._channels.wait_closed(LAST_WORDS_S)
@@ -193,4 +211,5 @@ class Orchestrator:
             ),
             self._router.replica_states(),
             self._router.targets(),
+            payload_token_of(self._spec),
         )

@@ -38,17 +38,19 @@ class Strangers:
     Args:
         socket: What they have connected to, for log texts.
         run: The run that a hello must name.
+        patience_s: How long each may stay silent.
     """
 
-    def __init__(self, socket: str, run: RunId) -> None:
+    def __init__(self, socket: str, run: RunId, patience_s: float = HELLO_TIMEOUT_S) -> None:
         self._socket = socket
         self._run = run
+        self._patience_s = patience_s
         self._timers: dict[ChannelEnd, asyncio.TimerHandle] = {}
 
     def arrived(self, connection: ChannelEnd) -> None:
         """Wait for its hello."""
         self._timers[connection] = asyncio.get_running_loop().call_later(
-            HELLO_TIMEOUT_S, self.refuse, connection, "it did not say hello"
+            self._patience_s, self.refuse, connection, "it did not say hello"
         )
 
     def is_ours(self, connection: ChannelEnd, hello: Hello | None) -> bool:

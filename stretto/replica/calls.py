@@ -109,6 +109,21 @@ class Calls:
             **{name: getattr(backend, name) for name in offered},
         }
 
+    @property
+    def is_asleep(self) -> bool:
+        """Say whether a call has put the backend to sleep."""
+        return self._is_asleep
+
+    async def wake(self) -> None:
+        """Wake the backend without a call: whoever put it to sleep is gone.
+
+        Raises:
+            StrettoError: It can't be woken.
+        """
+        failure = await self._compute.submit(lambda: attempt(self._wake, self._where))
+        if failure is not None:
+            raise failure.exception()
+
     def take(self, message: link.Call, group: asyncio.TaskGroup) -> None:
         """Begin a call; it is answered when it has run."""
         group.create_task(self._hold(message), name=f"call {message.call}")

@@ -12,7 +12,7 @@ from stretto.backends.contract import Chunk
 from stretto.errors import StageError
 from stretto.replica.tasks import Output
 from stretto.transport import codec
-from stretto.types import MAX_METRICS, SHARED_MEMORY, Boundary, PayloadRef
+from stretto.types import INLINE, MAX_METRICS, Boundary, PayloadRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,7 +90,7 @@ class Outlet:
 
     def discard(self, payloads: Iterable[PayloadRef]) -> None:
         """Free the payloads of outputs that will not be sent."""
-        self.free(payload.key for payload in payloads if payload.place == SHARED_MEMORY)
+        self.free(payload.key for payload in payloads if payload.place != INLINE)
 
     def _put(self, chunk: Chunk, kind: Literal["data", "preview"], intake: Origin) -> Output:
         boundary = None if chunk.boundary is None else intake.behind(chunk.boundary)

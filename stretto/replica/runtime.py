@@ -8,7 +8,6 @@ It must not compute, and it decides nothing about tasks; that is `tasks`.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import platform
 import sys
@@ -19,24 +18,25 @@ import msgspec
 
 from stretto.backends.contract import Backend, Capabilities, StepBackend, StreamBackend
 from stretto.backends.loading import backend_class
-from stretto.errors import ConfigError, StartFailed, StrettoError, sendable
+from stretto.errors import ConfigError, InternalError, StartFailed, StrettoError, sendable
 from stretto.messages import PROTOCOL_VERSION, link
 from stretto.replica.calls import Calls, checked_methods
-from stretto.replica.compute import ComputeThread
 from stretto.replica.outlet import Outlet
 from stretto.replica.parts import Parts
+from stretto.replica.resident import Resident
 from stretto.replica.settings import RuntimeSettings
 from stretto.replica.stepping import StepDriver
 from stretto.replica.streaming import StreamDriver
 from stretto.replica.tasks import HeldTask, TaskTable
 from stretto.transport.connection import Connection, connect_unix
-from stretto.transport.payload_store import PayloadReader, PayloadWriter
 from stretto.types import weakest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stretto.types import LaunchSpec, TaskKey
 
-_DECODER = msgspec.msgpack.Decoder(list[link.Down])
+DECODER = msgspec.msgpack.Decoder(list[link.Down])
 
 FAREWELL_S = 1.0
 """How long the last messages, and generators that clean up, hold up the end."""
@@ -66,6 +66,10 @@ class Driver(Protocol):
         """Look again: messages have been entered in the table."""
         ...
 
+    async def clear(self) -> None:
+        """Close the state of all tasks; `run` has been cancelled."""
+        ...
+
     def cancel(self, key: TaskKey) -> None:
         """End a task; unknown and ended ones are ignored."""
         ...
@@ -74,12 +78,23 @@ class Driver(Protocol):
 class Replica:
     """One replica's life, from its hello to its exit code.
 
+    Args:
+        spec: What it is told.
+        resident: What a former life in this process has left, if there was one.
+        connection: A link on which this process was let in already.
+
     Raises:
         ConfigError: The runtime settings are wrong.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        resident: Resident | None = None,
+        connection: Connection[link.Down] | None = None,
+    ) -> None:
         self._spec = spec
+        self._is_joined = connection is not None
         self._settings = RuntimeSettings.of(spec.runtime)
         self._table = TaskTable()
         self._driver: Driver | None = None
@@ -91,14 +106,18 @@ class Replica:
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._drained: asyncio.Future[None] = loop.create_future()
         self._link_closed: asyncio.Future[None] = loop.create_future()
-        self._connection: Connection[link.Down] = Connection(
-            _DECODER, self._on_frame, self._on_closed
+        self._resident = resident or Resident(spec, self._settings)
+        self._reader = self._resident.reader
+        self._outlet = Outlet(self._resident.writer)
+        self._compute = self._resident.compute
+        self._connection: Connection[link.Down] = connection or Connection(
+            DECODER, self._on_frame, self._on_closed
         )
-        directory = spec.shared_memory_dir
-        self._reader = None if directory is None else PayloadReader(directory)
-        owner = self._settings.payload_owner or spec.nonce
-        self._outlet = Outlet(PayloadWriter(directory, owner, self._settings.shared_memory_bytes))
-        self._compute = ComputeThread()
+        self._serving: asyncio.Task[int] | None = None
+        if connection is not None:
+            connection.hand_over(self._on_frame, self._on_closed)
+            if not connection.is_open:
+                self._link_closed.set_result(None)
 
     async def live(self) -> int:
         """Serve until drained or until the link ends; return the exit code.
@@ -112,27 +131,68 @@ class Replica:
             await connect_unix(address.removeprefix("unix:"), lambda: self._connection)
         except OSError as error:
             raise StartFailed(f"the orchestrator at {address} can't be reached: {error}") from error
-        serving = asyncio.create_task(self._serve())
+        code = await self.serve(FAREWELL_S)
+        self._resident.close()
+        return code
+
+    async def serve(self, farewell_s: float) -> int:
+        """Serve until drained or until the link ends; return the exit code.
+
+        Args:
+            farewell_s: How long the last messages, and generators that clean up, hold up the end.
+
+        Raises:
+            Exception: A bug of the runtime.
+        """
+        serving = self._serving = asyncio.create_task(self._serve())
         ends = {serving, self._drained, self._link_closed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         has_ended_itself = serving.done()
         serving.cancel()
         self._connection.close()
-        await asyncio.wait({serving, self._link_closed}, timeout=FAREWELL_S)
-        self._compute.stop()
-        if self._reader is not None:
-            self._reader.close()
+        await asyncio.wait({serving, self._link_closed}, timeout=farewell_s)
+        if self._alive_timer is not None:
+            self._alive_timer.cancel()
         return serving.result() if has_ended_itself else 0
+
+    @property
+    def has_drained(self) -> bool:
+        """Say whether it was told to leave and has finished what it had."""
+        return self._is_draining
+
+    @property
+    def has_ended(self) -> bool:
+        """Say whether nothing of it runs any more but what the compute thread has."""
+        return self._serving is not None and self._serving.done()
+
+    def take(self, messages: Iterable[link.Down]) -> None:
+        """Take messages that came before the link was handed over."""
+        for message in messages:
+            self._receive(message, None)
+        self._send()
+
+    async def clear(self) -> None:
+        """Close the state of all tasks that the link has left behind; the backend can serve another one."""
+        if self._driver is not None:
+            await self._driver.clear()
+        if self._calls is not None and self._calls.is_asleep:
+            await self._calls.wake()
+
+    def leave(self) -> None:
+        """Ask to be drained."""
+        self._connection.send(link.Leaving())
 
     async def _serve(self) -> int:
         """Start, then work until cancelled; return only if starting fails."""
         spec = self._spec
-        hello = link.Hello(
-            PROTOCOL_VERSION, spec.run, spec.replica, spec.nonce, os.getpid(), platform.node()
-        )
-        self._connection.send(hello)
-        await self._welcomed
-        backend = await self._compute.submit(self._load)
+        if not self._is_joined:
+            hello = link.Hello(
+                PROTOCOL_VERSION, spec.run, spec.replica, spec.nonce, os.getpid(), platform.node()
+            )
+            self._connection.send(hello)
+            await self._welcomed
+        self._resident.on_progress = self._progressed
+        backend = await self._resident.backend(self._load)
         if isinstance(backend, StartFailed):
             self._connection.send(link.StartFailed(backend.detail))
             return 1
@@ -145,8 +205,6 @@ class Replica:
             self._connection.send,
             str(spec.replica),
         )
-        gc.collect()
-        gc.freeze()  # what a backend has loaded stays; collections need not look at it
         async with self._group as group:
             group.create_task(self._driver.run())
             self._connection.send(
@@ -229,7 +287,7 @@ class Replica:
 
     def _report(self, what: str, fraction: float) -> None:
         """Tell how far loading is; the backend calls it in the compute thread."""
-        self._compute.report(self._progressed, sendable(str(what)), float(fraction))
+        self._compute.report(self._resident.progressed, sendable(str(what)), float(fraction))
 
     def _progressed(self, what: str, fraction: float) -> None:
         self._connection.send(link.LoadProgress(what, fraction))
@@ -264,7 +322,9 @@ class Replica:
             self._driver.changed()
         self._send()
 
-    def _receive(self, message: link.Down, data: bytes | None) -> None:
+    def _receive(  # noqa: C901 - one arm per message
+        self, message: link.Down, data: bytes | None
+    ) -> None:
         table = self._table
         match message:
             case link.Feed(task=task, edge=edge, seq=seq, payload=payload):
@@ -289,6 +349,8 @@ class Replica:
                 self._is_draining = True
             case link.Welcome():
                 self._welcomed.set_result(None)
+            case link.Challenge() | link.Accepted() | link.Refused():
+                raise InternalError(f"{type(message).__name__} on a link that is open")
             case _:
                 assert_never(message)
 
@@ -305,7 +367,8 @@ class Replica:
 
     def _on_closed(self, _: Connection[link.Down], reason: str) -> None:
         del reason
-        self._link_closed.set_result(None)
+        if not self._link_closed.done():
+            self._link_closed.set_result(None)
 
 
 def _checked_capabilities(backend: str, capabilities: object) -> Capabilities:

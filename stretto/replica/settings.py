@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stretto.errors import ConfigError
-from stretto.types import Recovery
+from stretto.types import SHARED_MEMORY, Recovery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         alive_every_s: How often to tell that this process goes on, while it holds tasks; 0 is never.
         shared_memory_bytes: Budget for payload files; beyond it payloads go inline.
         payload_owner: Name under which payload files are written; the launch's nonce if empty.
+        payload_token: With which payloads of other hosts are pulled; empty if there are none.
+        payload_place: By which the run knows the files of this host, if it is not the orchestrator's.
+        payload_port: Where, on the orchestrator's host, its files are pulled.
+        payload_keys: The files of a former link that somebody may still read.
     """
 
     slots: int = 32
@@ -53,6 +57,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     alive_every_s: float = 0.0
     shared_memory_bytes: int = 256 * 1024 * 1024
     payload_owner: str = ""
+    payload_token: str = ""
+    payload_place: str = SHARED_MEMORY
+    payload_port: int = 0
+    payload_keys: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, runtime: Mapping[str, object]) -> RuntimeSettings:

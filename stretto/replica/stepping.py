@@ -192,6 +192,14 @@ class StepDriver:
             timer.cancel()
         self._table.cancel(key)
 
+    async def clear(self) -> None:
+        """Close every session, after the round that may still be computing."""
+        for timer in self._timers.values():
+            timer.cancel()
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        await self._compute.submit(lambda: [self._worker.close(each) for each in sessions])
+
     async def run(self) -> None:
         """Do rounds as long as there is work; wait, without any timer, while there is none."""
         while True:

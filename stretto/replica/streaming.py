@@ -112,6 +112,12 @@ class StreamDriver:
         if is_started and player.is_playing:
             player.running.cancel()
 
+    async def clear(self) -> None:
+        """Close the input sides; the generators were closed when `run` was cancelled."""
+        intakes = [player.intake for player in self._players.values()]
+        self._players.clear()
+        await self._compute.submit(lambda: [intake.close() for intake in intakes])
+
     async def absorb(self, player: _Player) -> None:
         """Absorb chunks in the compute thread and report how far.
 

@@ -366,7 +366,9 @@ class World:
             case do.Exit():
                 self.has_exited = True
             case (
-                do.DrainReplica()
+                do.AdmitReplica()
+                | do.RefuseReplica()
+                | do.DrainReplica()
                 | do.Announce()
                 | do.AnnounceTarget()
                 | do.AnswerOrder()

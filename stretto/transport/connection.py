@@ -71,17 +71,20 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
       or have fallen well below it. `on_full` may be called from within `send` or `flush`. Sending goes
       on working meanwhile: whoever sends decides what to hold back.
 
+    `max_received_bytes` bounds what a peer that nobody knows yet may send; it ends with `hand_over`.
+
     Reading can be paused; what was already received is delivered all the same, at most one
     receive buffer of it. While reading is paused, the peer's end is not noticed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - callbacks and bounds
         self,
         decoder: msgspec.msgpack.Decoder[list[InT]],
         on_frame: Callable[[Connection[InT], list[InT], memoryview], None],
         on_closed: Callable[[Connection[InT], str], None],
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_received_bytes: int | None = None,
         high_water_bytes: int = HIGH_WATER_BYTES,
         on_full: Callable[[Connection[InT]], None] | None = None,
         on_drained: Callable[[Connection[InT]], None] | None = None,
@@ -93,7 +96,7 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         self._on_drained = on_drained
         self._high_water_bytes = high_water_bytes
         self._encoder = FrameEncoder(max_frame_bytes)
-        self._reader = FrameReader(max_frame_bytes)
+        self._reader = FrameReader(max_received_bytes or max_frame_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.Transport | None = None
         # Why it ends; set once, and nothing is delivered after that.
@@ -117,6 +120,20 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
     def is_open(self) -> bool:
         """Whether `send` accepts messages."""
         return self._reason is None and not self._is_lost
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The addresses of this end and of the peer; empty if it is no TCP connection that is open."""
+        if self._transport is None:
+            return "", ""
+        ends: list[object] = [
+            self._transport.get_extra_info(name) for name in ("sockname", "peername")
+        ]
+        here, there = (
+            str(cast("tuple[object, ...]", end)[0]) if isinstance(end, tuple) else ""
+            for end in ends
+        )
+        return here, there
 
     def send(self, message: object, body: Buffer | None = None) -> bool:
         """Queue a message, and the bytes of its inline payloads, for the end of this turn.
@@ -146,6 +163,16 @@ class Connection(asyncio.BufferedProtocol, Generic[InT]):
         """Write what is queued now instead of at the end of the turn."""
         if self._transport is not None and (frame := self._encoder.take()) is not None:
             self._write(frame)
+
+    def hand_over(
+        self,
+        on_frame: Callable[[Connection[InT], list[InT], memoryview], None],
+        on_closed: Callable[[Connection[InT], str], None],
+        on_full: Callable[[Connection[InT]], None] | None = None,
+    ) -> None:
+        """Give the connection to another owner, who trusts the peer: frames may have their full size."""
+        self._on_frame, self._on_closed, self._on_full = on_frame, on_closed, on_full
+        self._reader.max_bytes = self._max_frame_bytes
 
     def pause_reading(self) -> None:
         """Receive nothing more until `resume_reading`. May be called twice."""

@@ -113,12 +113,15 @@ class FrameReader:
     Bytes `start..end` of the buffer are received and not yet parsed. The buffer is small until a frame
     needs the large one, which is kept; for a frame larger than that it grows to hold just this frame and
     goes back after it. It is replaced, never resized, because the event loop may hold a view of it.
+
+    Attributes:
+        max_bytes: Larger frames are refused before they are read.
     """
 
-    __slots__ = ("_end", "_max_bytes", "_start", "_view")
+    __slots__ = ("_end", "_start", "_view", "max_bytes")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._max_bytes = max_frame_bytes
+        self.max_bytes = max_frame_bytes
         self._view = memoryview(bytearray(_SMALL_BUFFER))
         self._start = 0
         self._end = 0
@@ -158,8 +161,8 @@ class FrameReader:
             return None
         length, header_length = _PREFIX.unpack_from(self._view, start)
         size = length + _LENGTH.size
-        if size > self._max_bytes:
-            raise FrameError(f"frame of {size} bytes, the limit is {self._max_bytes}")
+        if size > self.max_bytes:
+            raise FrameError(f"frame of {size} bytes, the limit is {self.max_bytes}")
         if header_length + _LENGTH.size > length:
             raise FrameError(f"header of {header_length} bytes in a frame of {size}")
         if available < size:

@@ -17,13 +17,13 @@ import os
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stretto.errors import InternalError, PayloadLost
 from stretto.types import INLINE, SHARED_MEMORY, PayloadRef
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from stretto.transport.codec import EncodedPayload
 
@@ -89,6 +89,10 @@ class PayloadWriter:
         budget_bytes: Shared memory that this writer may take.
         inline_limit: Payloads up to this size travel inline.
         spare_bytes: How much of the budget may stay in released files.
+        place: By which the directory's payloads are known in the run.
+
+    Attributes:
+        place: As given.
     """
 
     def __init__(
@@ -98,9 +102,11 @@ class PayloadWriter:
         budget_bytes: int,
         inline_limit: int = INLINE_LIMIT_BYTES,
         spare_bytes: int = SPARE_BYTES,
+        place: str = SHARED_MEMORY,
     ) -> None:
         if _OWNER.fullmatch(owner) is None:
             raise InternalError(f"The payload owner {owner!r} is not of the form {_OWNER.pattern}.")
+        self.place = place
         self._owner = owner
         self._budget_bytes = budget_bytes
         self._inline_limit = inline_limit
@@ -125,7 +131,7 @@ class PayloadWriter:
         if size <= self._inline_limit or self._directory is None:
             self._inline += 1
         elif (key := self._write(encoded, self._directory)) is not None:
-            return PayloadRef(SHARED_MEMORY, key, size), None
+            return PayloadRef(self.place, key, size), None
         return PayloadRef(INLINE, "", size), encoded.join()
 
     def release(self, key: str) -> bool:
@@ -144,6 +150,13 @@ class PayloadWriter:
             else:
                 self._discard(file)
             return True
+
+    def keep_only(self, keys: Container[str]) -> None:
+        """Release all payloads but these: nobody else remembers them."""
+        with self._lock:
+            forgotten = [key for key in self._held if key not in keys]
+        for key in forgotten:
+            self.release(key)
 
     def close(self) -> None:
         """Remove every file of this writer, also those still held. May be called twice.
@@ -268,19 +281,64 @@ class Mapped:
         return True
 
 
-class PayloadReader:
-    """A consumer's side of the store."""
+class Pulled(Mapped):
+    """A payload that was copied from another host; what is decoded from it keeps the copy alive."""
 
-    def __init__(self, directory: str) -> None:
+    __slots__ = ()
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def close(self) -> bool:
+        """Return True: the file is not needed any more."""
+        return True
+
+
+class Puller(Protocol):
+    """Fetches payloads of other places; `pulling.PayloadPuller` is one."""
+
+    def pull(self, ref: PayloadRef) -> memoryview:
+        """Return a payload's bytes, or raise `PayloadLost`."""
+        ...
+
+
+class PayloadReader:
+    """A consumer's side of the store.
+
+    Args:
+        directory: The directory of this host's payload files.
+        place: By which they are known in the run.
+        puller: Fetches those of other places, if there are any.
+        elsewhere: What other places are called there, where that differs.
+
+    Attributes:
+        place: As given.
+        puller: As given.
+        elsewhere: As given.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        place: str = SHARED_MEMORY,
+        puller: Puller | None = None,
+        elsewhere: Mapping[str, str] | None = None,
+    ) -> None:
         self._directory: int | None = os.open(directory, _DIRECTORY)
+        self.place = place
+        self.puller = puller
+        self.elsewhere: Mapping[str, str] = elsewhere or {}
 
     def open(self, ref: PayloadRef) -> Mapped:
-        """Map a payload in shared memory.
+        """Map a payload of this host, or pull one from another host; that may block for seconds.
 
         Raises:
             PayloadLost: There is no such payload any more, or it is shorter than announced.
         """
-        if self._directory is None or ref.place != SHARED_MEMORY or not _is_key(ref.key):
+        if ref.place != self.place and self.puller is not None:
+            there = self.elsewhere.get(ref.place, ref.place)
+            return Pulled(self.puller.pull(ref._replace(place=there)))
+        if self._directory is None or ref.place != self.place or not is_key(ref.key):
             raise PayloadLost(f"{ref} does not name a payload file that this process can read.")
         try:
             fd = os.open(
@@ -312,7 +370,7 @@ class PayloadReader:
 
 def unlink(directory: str, key: str) -> bool:
     """Remove a payload file whose producer is dead; return whether it was there."""
-    if not _is_key(key):
+    if not is_key(key):
         return False
     try:
         os.unlink(os.path.join(directory, key))  # noqa: PTH108, PTH118 - `key` has no separator
@@ -326,13 +384,12 @@ def unannounced(directory: str, owner: str, announced: Container[str]) -> tuple[
     prefix = f"{owner}."
     names = sorted(os.listdir(directory))  # noqa: PTH208 - only names are needed
     return tuple(
-        name
-        for name in names
-        if name.startswith(prefix) and _is_key(name) and name not in announced
+        name for name in names if name.startswith(prefix) and is_key(name) and name not in announced
     )
 
 
-def _is_key(name: str) -> bool:
+def is_key(name: str) -> bool:
+    """Say whether a name is one that a payload file may have; it holds no separator."""
     return _KEY.fullmatch(name) is not None
 
 

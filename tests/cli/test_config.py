@@ -49,6 +49,37 @@ def test_resolved_shows_every_value_and_is_yaml() -> None:
     assert sum(line.startswith("stages.talker.threads:") for line in lines) == 1
 
 
+def test_a_secret_is_never_shown() -> None:
+    """Neither the join token nor the administrator's key; that they are set is."""
+    secret = "0123456789abcdef"  # noqa: S105 - it is none
+    lines = shown(
+        "scripted",
+        resolved=True,
+        STRETTO_ORCHESTRATOR__JOIN_TOKEN=secret,
+        STRETTO_SERVER__ADMIN_KEY=secret,
+    )
+    assert not any(secret in line for line in lines)
+    assert 'orchestrator.join_token: "(hidden)"  # STRETTO_ORCHESTRATOR__JOIN_TOKEN' in lines
+
+
+@pytest.mark.parametrize(("token", "what"), [(None, "is missing"), ("short", "is too short")])
+def test_nobody_joins_without_a_token(token: str | None, what: str) -> None:
+    """The mistake names the next step, and shows no token."""
+    environ = {"STRETTO_ORCHESTRATOR__JOIN_ADDRESS": "0.0.0.0:7070"}
+    if token is not None:
+        environ["STRETTO_ORCHESTRATOR__JOIN_TOKEN"] = token
+    with pytest.raises(ConfigError, match="openssl rand") as caught:
+        show(("scripted",), environ, (), lambda _: None, resolved=False)
+    assert f"the token {what}" in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["here", "host:", "::1:7070", "host:700000", "a b:1"])
+def test_an_address_has_a_host_and_a_port(address: str) -> None:
+    """An IPv6 number stands in brackets."""
+    with pytest.raises(ConfigError, match="is not host:port"):
+        shown("scripted", STRETTO_ORCHESTRATOR__JOIN_ADDRESS=address)
+
+
 def test_check_says_ok_or_names_every_mistake(tmp_path: Path) -> None:
     """All mistakes at once, each with file, line, key and the nearest match."""
     lines: list[str] = []

@@ -224,7 +224,7 @@ def test_modules_are_found_beside_the_files(path: str) -> None:
 def test_every_number_has_a_range_that_holds_its_default() -> None:
     """A new setting can't be forgotten in the table of ranges, nor an old one stay in it."""
     numbers: dict[str, object] = {}
-    for struct in (StageSettings, ServerSettings, Limits, EdgeSpec):
+    for struct in (StageSettings, ServerSettings, OrchestratorSettings, Limits, EdgeSpec):
         for field in inspect.type_info(struct).fields:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
             assert isinstance(field, inspect.Field)
             if isinstance(field.type, inspect.IntType | inspect.FloatType):

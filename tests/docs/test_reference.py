@@ -50,6 +50,7 @@ def test_every_flag_is_listed() -> None:
             "drain",
             "config show",
         ),
+        "replica join",
         "version",
     ):
         assert f"stretto {verb}" in text

@@ -103,9 +103,11 @@ class Model:
             if open_task.replica == replica:
                 self.ended(key)
 
-    def apply(self, command: do.AnyCommand) -> None:  # noqa: C901 - one arm per command
+    def apply(  # noqa: C901, PLR0912 - one arm per command
+        self, command: do.AnyCommand
+    ) -> None:
         """Follow a command, if it may come now."""
-        answers = (do.Reject, do.Release, do.AcknowledgeAbort, do.AnswerRpc)
+        answers = (do.Reject, do.Release, do.AcknowledgeAbort, do.AnswerRpc, do.RefuseReplica)
         assert not self.has_exited or isinstance(command, answers), f"{command} after the exit"
         match command:
             case do.Dispatch() | do.Feed() | do.CloseInput() | do.Grant() | do.CancelTask():
@@ -118,6 +120,9 @@ class Model:
                 del self.payloads[command.payload]
             case do.StartReplica():
                 self._start(command.replica)
+            case do.AdmitReplica():
+                self._start(command.replica)
+                self.replicas[command.replica] = "loading"
             case do.DrainReplica():
                 assert command.replica in self.replicas
                 self.replicas[command.replica] = "draining"
@@ -130,7 +135,13 @@ class Model:
                 assert command.channel == self.calls[command.call]
                 assert command.call not in self.answered, f"{command} is its second answer"
                 self.answered[command.call] = command
-            case do.Announce() | do.AnnounceTarget() | do.AnswerOrder() | do.AcknowledgeAbort():
+            case (
+                do.Announce()
+                | do.AnnounceTarget()
+                | do.AnswerOrder()
+                | do.AcknowledgeAbort()
+                | do.RefuseReplica()
+            ):
                 pass
             case do.Exit():
                 assert not self.replicas

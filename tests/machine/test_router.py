@@ -21,7 +21,16 @@ from stretto.core.requests import RequestState
 from stretto.core.router import LEGAL, Router
 from stretto.errors import Failure, FailureKind, InvalidTransition
 from stretto.sim.replicas import METHODS
-from stretto.types import INLINE, SHARED_MEMORY, CallId, ChannelId, PayloadRef, RequestId, TaskKey
+from stretto.types import (
+    INLINE,
+    SHARED_MEMORY,
+    CallId,
+    ChannelId,
+    PayloadRef,
+    RequestId,
+    StageId,
+    TaskKey,
+)
 from tests.core.builders import (
     AUDIO,
     TEXT,
@@ -85,6 +94,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.model = Model()
         self.now = 0.0
         self.numbers = 0
+        self.connections = 0
         self.former: list[on.AnyEvent] = []
 
     # ------------------------------------------------------------------ how a step is taken
@@ -352,6 +362,17 @@ class RouterMachine(RuleBasedStateMachine):
         """An operator changes the size of a stage."""
         stage = data.draw(st.sampled_from((A, B)))
         self.tell(on.ScaleRequested(now=self.now, stage=stage, replicas=replicas))
+
+    @rule(
+        stage=st.sampled_from((A, B, StageId("nowhere"))),
+        nonce=st.sampled_from(("x", "y")),
+        is_new=st.booleans(),
+    )
+    def offer(self, stage: StageId, nonce: str, *, is_new: bool) -> None:
+        """A process from elsewhere offers itself, perhaps again."""
+        self.connections += is_new
+        connection = self.connections
+        self.tell(on.ReplicaOffered(now=self.now, stage=stage, nonce=nonce, connection=connection))
 
     @precondition(lambda self: self.model.tasks)
     @rule(data=st.data(), age_s=st.sampled_from((0.0, 0.0, 99.0)))

@@ -49,6 +49,8 @@ LINK_UP: tuple[link.Up, ...] = (
     link.Reported(2, 1, {"kv_use": 0.5}),
     link.CallAnswered(CALL, b"\xc0"),
     link.CallAnswered(CALL, b"", FAILURE, is_asleep=True),
+    link.Offer(PROTOCOL_VERSION, A, "nonce", b"c" * 32, 123, "host", 7070, b"p" * 32),
+    link.Leaving(),
 )
 LINK_DOWN: tuple[link.Down, ...] = (
     link.Welcome(PROTOCOL_VERSION, RUN),
@@ -61,6 +63,9 @@ LINK_DOWN: tuple[link.Down, ...] = (
     link.Release(("x", "y")),
     link.Drain(),
     link.Call(CALL, "ping", "control", b"\x80"),
+    link.Challenge(PROTOCOL_VERSION, b"c" * 32),
+    link.Accepted(b"launch", b"p" * 32),
+    link.Refused(FAILURE),
 )
 CHANNEL_UP: tuple[channel.Up, ...] = (
     channel.Hello(PROTOCOL_VERSION, RUN, 123, "api"),

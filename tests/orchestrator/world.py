@@ -68,6 +68,7 @@ async def running(
     settings: Settings | None = None,
     launcher: FakeLauncher | None = None,
     shared_memory_dir: str | None = None,
+    join_fd: int | None = None,
 ) -> AsyncGenerator[World]:
     """Run an orchestrator until the block ends, then shut it down."""
     run = RunId("test")
@@ -82,6 +83,7 @@ async def running(
             run_directory=str(folder),
             shared_memory_dir=shared_memory_dir,
             settings=settings or two_stages(),
+            join_fd=join_fd,
         ),
         launcher,
     )

@@ -105,7 +105,11 @@ class Job:
         """Take note of an abort."""
         self.is_aborted.set()
 
-    def values(self, payload: PayloadRef, inline: bytes | None) -> dict[str, Value]:
+    async def pulled(self, payload: PayloadRef) -> bytes:
+        """Refuse: all payloads are inline."""
+        raise AssertionError(f"{payload} is on no other host")
+
+    def values(self, payload: PayloadRef, inline: bytes | memoryview | None) -> dict[str, Value]:
         """Decode."""
         assert inline is not None
         return codec.decode(inline)

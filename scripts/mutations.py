@@ -125,9 +125,8 @@ MUTATIONS = (
     Mutation(
         "restart a drained replica",
         "core/supervision.py",
-        "        if place.phase is ReplicaPhase.DRAINING:\n            self.stop(place, now, reason)\n"
-        "            return\n",
-        "",
+        "if place.phase is ReplicaPhase.DRAINING or place.is_joined:",
+        "if place.is_joined:",
         CORE,
     ),
     Mutation(

@@ -198,3 +198,20 @@ def test_shutting_down_ends_pairs_that_wait() -> None:
     commands = router.handle(passed(1.0))
     assert len(terminals(commands)) == 2
     assert len(of(do.Exit, commands)) == 1
+
+
+def test_row_M7_input_that_streams_to_a_leader_does_not_start_it_alone() -> None:
+    """The first piece comes before the companion: both start when that is there."""
+    router = started(line_of_2(stages=(StageSpec(id=A, slots=4), StageSpec(id=B, slots=4))))
+    leader = on.RequestSubmitted(
+        now=0.0,
+        channel=API,
+        request=R1,
+        pipeline=line_of_2().pipelines[0].name,
+        inputs=(),
+        open_inputs=(TEXT,),
+        companions=1,
+    )
+    piece = on.InputAppended(now=0.0, request=R1, input=TEXT, payload=inline("piece", 10))
+    assert dispatched(router.feed(leader, piece)) == []
+    assert dispatched(router.handle(asked(R2, of_leader=R1))) == [R1, R2]

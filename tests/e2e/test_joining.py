@@ -178,9 +178,9 @@ async def test_large_payloads_go_from_host_to_host(stages: tuple[str, ...]) -> N
     address = settings.orchestrator.join_address
     text = "a text of 200,000 characters, " + "x" * 200_000
     large: Script = {"tone": {"chunks": 5, "bytes": 400_000}, "relay": {"mode": "echo"}}
-    async with Engine.from_pipeline(settings) as engine:  # not `engine_of`: nothing is to start
-        with contextlib.ExitStack() as running:
-            joined = [running.enter_context(joining(address, stage)) for stage in stages]
+    with contextlib.ExitStack() as running:
+        joined = [running.enter_context(joining(address, stage)) for stage in stages]
+        async with Engine.from_pipeline(settings) as engine:
             heards = await asyncio.gather(*(listen(engine, text, large) for _ in range(4)))
             for heard in heards:
                 assert (heard.error, heard.samples(text)) == (None, LARGE)

@@ -89,8 +89,13 @@ class Readiness:
 
     @property
     def has_started(self) -> bool:
-        """Whether every stage that is meant to have replicas has a ready one, and there is such a stage."""
-        return any(self._targets.values()) and all(
+        """Whether every stage that is meant to have replicas has a ready one, and there is such a stage.
+
+        Where there is none, every stage must have a replica that has joined.
+        """
+        if not any(self._targets.values()):
+            return self.is_ready
+        return all(
             not self._targets.get(stage, 0)
             or any(state.state == "ready" for state in slots.values())
             for stage, slots in self._replicas.items()

@@ -107,6 +107,28 @@ async def test_row_M2_a_lost_link_costs_no_request_and_the_model_stays() -> None
             assert joined.process.poll() is None
 
 
+async def test_row_M2_large_payloads_outlive_the_link_on_which_they_were_told_of() -> None:
+    """What was made before the cut is still pulled; what was made and not told of is made again."""
+    settings = joinable(scripted(tone=0))
+    large: Script = {"tone": {"chunks": 10, "bytes": 400_000, "delay_s": 0.05}, "relay": {}}
+    async with (
+        engine_of(settings) as engine,
+        proxy_to(settings.orchestrator.join_address) as proxy,
+    ):
+        with joining(proxy.address, "tone") as joined:
+            heards = [Heard() for _ in range(4)]
+            async with asyncio.TaskGroup() as tasks:
+                for n, heard in enumerate(heards):
+                    tasks.create_task(listen(engine, f"{n}", large, heard))
+                await heards[0].has_begun.wait()
+                proxy.cut()
+                await asyncio.to_thread(joined.wait_line, "lost the link")
+                await proxy.restore()
+            for n, heard in enumerate(heards):
+                assert (heard.error, heard.samples(f"{n}")) == (None, 10 * 200_000)
+            await all_idle(engine)
+
+
 async def test_one_that_dies_is_replaced_by_one_that_joins() -> None:
     """What it held goes on at the newcomer, which takes over its place."""
     settings = joinable(scripted(tone=0))
@@ -152,13 +174,13 @@ LARGE = 5 * 200_000
 @pytest.mark.parametrize("stages", [("tone",), ("relay",), ("relay", "tone")])
 async def test_large_payloads_go_from_host_to_host(stages: tuple[str, ...]) -> None:
     """From a replica that has joined to the client and to others, and to it: all by pulling."""
-    settings = joinable(scripted(relay="relay" not in stages, tone="tone" not in stages))
+    settings = joinable(scripted(relay=int("relay" not in stages), tone=int("tone" not in stages)))
     address = settings.orchestrator.join_address
     text = "a text of 200,000 characters, " + "x" * 200_000
     large: Script = {"tone": {"chunks": 5, "bytes": 400_000}, "relay": {"mode": "echo"}}
-    async with Engine.from_pipeline(settings) as engine:  # not `engine_of`: nothing is to start
-        with contextlib.ExitStack() as running:
-            joined = [running.enter_context(joining(address, stage)) for stage in stages]
+    with contextlib.ExitStack() as running:
+        joined = [running.enter_context(joining(address, stage)) for stage in stages]
+        async with Engine.from_pipeline(settings) as engine:
             heards = await asyncio.gather(*(listen(engine, text, large) for _ in range(4)))
             for heard in heards:
                 assert (heard.error, heard.samples(text)) == (None, LARGE)

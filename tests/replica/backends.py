@@ -284,3 +284,22 @@ class Called(Obedient):
     def leave(self) -> None:
         """Exit."""
         raise SystemExit(3)
+
+
+class Sleeper(Obedient):
+    """A step backend that can be put to sleep, and tells whether it is."""
+
+    is_asleep = False
+
+    def sleep(self) -> None:
+        """Sleep."""
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """Wake."""
+        self.is_asleep = False
+
+    def step(self, items: Sequence[tuple[Task, Input]]) -> Sequence[Outcome]:
+        """Refuse to work while asleep."""
+        assert not self.is_asleep
+        return super().step(items)

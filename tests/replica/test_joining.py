@@ -18,7 +18,15 @@ from stretto.replica.settings import THREAD_VARIABLES, VISIBLE_GPUS
 from stretto.transport import encode
 from stretto.transport.connection import Connection
 from stretto.transport.tcp import Address, listen_tcp
-from stretto.types import INLINE, IncarnationNumber, LaunchSpec, PayloadRef, PipelineName, ReplicaId
+from stretto.types import (
+    INLINE,
+    CallId,
+    IncarnationNumber,
+    LaunchSpec,
+    PayloadRef,
+    PipelineName,
+    ReplicaId,
+)
 from tests.replica.backends import forget
 from tests.replica.rig import BOUND_S, RUN, STAGE, TEXT, task_key
 from tests.support.waiting import becomes_true
@@ -292,3 +300,17 @@ async def test_one_that_is_drained_does_not_offer_itself_again(
         door.send(link.Drain())
         assert await living == 0
         assert len(door.offers) == 1
+
+
+async def test_one_that_sleeps_is_woken_before_it_offers_itself_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever put it to sleep is gone, and the next link takes it for awake."""
+    async with joined("Sleeper", monkeypatch) as (door, _):
+        door.send(link.Call(CallId("1"), "sleep", "exclusive", b"\x80"))
+        assert await becomes_true(lambda: bool(door.of(link.CallAnswered)))
+        assert door.of(link.CallAnswered)[0].is_asleep
+        door.hang_up()
+        assert await becomes_true(lambda: bool(len(door.offers) == 2 and door.of(link.Ready)))
+        door.open_task("a", "hello")
+        assert await becomes_true(lambda: bool(door.of(link.Produced)))

@@ -161,6 +161,16 @@ def test_releases_are_idempotent_and_unknown_keys_are_counted(writer: PayloadWri
     assert writer.statistics().held == 0
 
 
+def test_all_but_some_can_be_released(writer: PayloadWriter, directory: str) -> None:
+    """Of a producer that nobody listened to for a while: the others are forgotten everywhere."""
+    kept, gone = (writer.put(payload(100 * KIB))[0] for _ in range(2))
+    writer.keep_only((kept.key, "tone-0-1.7"))
+    assert writer.statistics().held == 1
+    assert not writer.release(gone.key)
+    assert Path(directory, kept.key).exists()
+    assert writer.release(kept.key)
+
+
 def test_a_released_file_is_written_again_under_the_next_key(
     writer: PayloadWriter, reader: PayloadReader, directory: str
 ) -> None:

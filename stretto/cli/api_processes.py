@@ -135,8 +135,14 @@ class _Place:
         delay_s = self._restarts.delay_after_death(now, now - self._started_at)
         if delay_s is None:
             return False
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._try_again)
         return True
+
+    def _try_again(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            self._on_death(self, f"it could not be started: {error}")
 
     def give_up(self) -> None:
         """Start no successor."""
@@ -162,13 +168,18 @@ class _Place:
             settings=self._settings,
         )
         self._started_at = time.monotonic()
-        self.child = ChildProcess(
-            self._command,
-            msgspec.json.encode(spec),
-            on_exit=lambda reason: self._on_death(self, reason),
-            pass_fds=[self._listener.fileno(), write_fd],
-        )
-        os.close(write_fd)
+        try:
+            self.child = ChildProcess(
+                self._command,
+                msgspec.json.encode(spec),
+                on_exit=lambda reason: self._on_death(self, reason),
+                pass_fds=[self._listener.fileno(), write_fd],
+            )
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
         loop = asyncio.get_running_loop()
 
         def on_readable() -> None:

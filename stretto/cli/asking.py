@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -164,9 +165,9 @@ def drain_replica(name: str, say: Callable[[str], None], *, only: str | None, re
 
 def _parsed(order: str) -> tuple[StageId, int]:
     stage, separator, count = order.partition("=")
-    if not stage or not separator or not count.isdecimal():
+    if not stage or not separator or not re.fullmatch(r"[0-9]{1,6}", count):
         raise ConfigError(f"{order!r}: write STAGE=N, for example vocoder=3")
-    return StageId(stage), int(count[:9])
+    return StageId(stage), int(count)
 
 
 async def _tell_only(only: str | None, give: Callable[[Channel], Awaitable[None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 
-SECRETS = frozenset({"admin_key", "join_token"})
-"""Keys whose values are never shown, by their last part."""
+SECRETS = re.compile(r"(^|[_-])(key|token|secret|password|credentials?)s?$", re.IGNORECASE)
+"""Keys whose values are never shown, by their last part; nor is a stage's environment."""
 
 _HIDDEN = "(hidden)"
 
@@ -61,7 +62,13 @@ def shown_values(resolved: Resolved) -> tuple[Shown, ...]:
 
 
 def _unless_secret(path: str, value: object) -> object:
-    return _HIDDEN if value and path.rpartition(".")[2] in SECRETS else value
+    if not value:
+        return value
+    *above, name = path.split(".")
+    if name == "environment" and isinstance(value, Mapping):
+        return dict.fromkeys(cast("Mapping[str, object]", value), _HIDDEN)
+    is_secret = "environment" in above or SECRETS.search(name) is not None
+    return _HIDDEN if is_secret and isinstance(value, str) else value
 
 
 def _with_defaults(struct: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from stretto.launch.child import CLEAN_EXIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+log = logging.getLogger("stretto.engine")
 
 
 class LoopThread:
@@ -42,6 +45,7 @@ class LoopThread:
         self._home = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_ended = False
         self._calls: list[Callable[[], object]] = []
         self._task: asyncio.Task[int] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -50,6 +54,8 @@ class LoopThread:
     def call(self, call: Callable[[], object]) -> None:
         """Have something called on its loop, once the coroutine has begun; too late is no mistake."""
         with self._lock:
+            if self._has_ended:
+                return
             if self._loop is None:
                 self._calls.append(call)
                 return
@@ -67,15 +73,21 @@ class LoopThread:
                 code = runner.run(self._begin())
             if code:
                 reason = f"exit code {code}"
-        except BaseException as error:  # noqa: BLE001 - the top of the thread: its end is told at home
+        except BaseException as error:  # the top of the thread: its end is told at home
+            if not isinstance(error, asyncio.CancelledError):
+                log.exception("thread %s has ended", self._thread.name)
             text = text_of(error)
             reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         finally:
             with self._lock:
                 self._loop = None
-            self._at_end()
-            with contextlib.suppress(RuntimeError):  # the program's loop has ended before
-                self._home.call_soon_threadsafe(self._tell, reason)
+                self._has_ended = True
+                self._calls.clear()
+            try:
+                self._at_end()
+            finally:
+                with contextlib.suppress(RuntimeError):  # the program's loop has ended before
+                    self._home.call_soon_threadsafe(self._tell, reason)
 
     async def _begin(self) -> int:
         loop = asyncio.get_running_loop()

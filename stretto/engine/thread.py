@@ -99,8 +99,12 @@ class OrchestratorThread:
             channel_fd=os.dup(spec.channel_fd),
             join_fd=None if spec.join_fd is None else os.dup(spec.join_fd),
         )
+        self._life = listener.new_life()
         self._thread = LoopThread(
-            f"stretto-orchestrator-{spec.epoch}", self._live, self._end, at_end=listener.hang_up
+            f"stretto-orchestrator-{spec.epoch}",
+            self._live,
+            self._end,
+            at_end=lambda: listener.hang_up(self._life),
         )
 
     @property
@@ -133,7 +137,7 @@ class OrchestratorThread:
     async def _live(self) -> int:
         try:
             self._orchestrator = self._make_orchestrator(
-                self._spec, self._make_launcher(), self._listener
+                self._spec, self._make_launcher(), self._listener, self._life
             )
         except BaseException:
             os.close(self._spec.channel_fd)  # an orchestrator that runs closes them
@@ -150,7 +154,7 @@ class OrchestratorThread:
 
     def _abandon(self) -> None:
         log.error("the orchestrator's thread does not end; it is left behind")
-        self._listener.hang_up()
+        self._listener.hang_up(self._life)
         self._end("it did not end and was left behind")
 
     def _end(self, reason: str) -> None:

@@ -37,7 +37,22 @@ FIRST_AUDIO_BUCKETS = (
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 81.92)
+DURATION_BUCKETS = (
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+)
 
 
 _RARE = (do.Fail, do.Reject, do.StartReplica)
@@ -112,6 +127,7 @@ class Metrics:
             buckets=FIRST_AUDIO_BUCKETS,
             registry=registry,
         )
+        self._version = version("stretto")
         self._chunks: dict[StageId, int] = {}
         self._media_s = 0.0
 
@@ -153,7 +169,7 @@ class Metrics:
 
     def snapshot(self) -> Iterator[Metric]:
         """Yield what is read from the router's statistics."""
-        yield _labelled("stretto_build_info", "Always 1.", "version", {version("stretto"): 1})
+        yield _labelled("stretto_build_info", "Always 1.", "version", {self._version: 1})
         yield GaugeMetricFamily(
             "stretto_engine_epoch", "Which life of the orchestrator this is.", self._epoch
         )

@@ -44,6 +44,7 @@ class Orchestrator:
         spec: What this process, or this thread, was told.
         launcher: Starts and kills replica processes.
         listener: Where clients in this process connect, beside those who use the socket.
+        life: As whom it serves there; see `LocalListener.new_life`.
 
     Raises:
         ConfigError: The deployment is unsound.
@@ -54,9 +55,11 @@ class Orchestrator:
         spec: OrchestratorSpec,
         launcher: Launcher,
         listener: LocalListener[channel.Up, channel.Down] | None = None,
+        life: int | None = None,
     ) -> None:
         self._spec = spec
         self._listener = listener
+        self._life = life
         self._launcher = launcher
         self._router = Router(spec.settings.deployment())
         self._ended: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
@@ -124,14 +127,17 @@ class Orchestrator:
         The order at the end: channels hear the last word, processes are killed, sockets closed. Whatever
         else ends it, cancellation included, is a crash: channels hear that first.
         """
-        replicas = await serve_unix(self._replica_path, self._links.accept)
-        channels = await serve_unix(
-            socket.socket(fileno=self._spec.channel_fd), self._channels.accept
-        )
+        listening = socket.socket(fileno=self._spec.channel_fd)
+        try:
+            replicas = await serve_unix(self._replica_path, self._links.accept)
+        except BaseException:
+            listening.close()  # else connections would wait for nobody
+            raise
+        channels = await serve_unix(listening, self._channels.accept)
         log.debug("epoch %d listens at %s", self._spec.epoch, self._replica_path)
         try:
             if self._listener is not None:
-                self._listener.serve(self._channels.accept_local)
+                self._listener.serve(self._channels.accept_local, self._life)
             self._dispatcher.post(on.EngineStarted(now=time.monotonic()))
             if self._door is not None:
                 await self._door.open(socket.socket(fileno=self._spec.join_fd))

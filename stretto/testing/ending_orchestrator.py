@@ -74,8 +74,9 @@ class EndingOrchestrator(Orchestrator):
         spec: OrchestratorSpec,
         launcher: Launcher,
         listener: LocalListener[channel.Up, channel.Down] | None = None,
+        life: int | None = None,
     ) -> None:
-        super().__init__(spec, launcher, listener)
+        super().__init__(spec, launcher, listener, life)
         self._main: asyncio.Task[object] | None = None
         self.dispatcher.add_observer(self)
 

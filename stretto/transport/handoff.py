@@ -360,10 +360,10 @@ class HandOff(Generic[T]):
         if self._items and not is_closed:
             self._wake_reader()
         if self._joiners or self._blocked:
-            self._taken()
+            self._taken(number)
         if items:
             self._on_items(items)
-        if is_closed and not self._is_finished:
+        if is_closed and not self._is_finished and not self._is_paused:
             self._deliver_end()
 
     def _deliver_end(self) -> None:
@@ -403,11 +403,11 @@ class HandOff(Generic[T]):
                 if self._death is not None and self._loop is None and not self._parked:
                     self._close_descriptor()
 
-    def _taken(self) -> None:
-        """A message was taken: tell those who wait for room, and for the last one."""
+    def _taken(self, number: int = 1) -> None:
+        """Messages were taken: tell those who wait for room, and for the last one."""
         if self._blocked:
             with self._room:
-                self._room.notify()
+                self._room.notify(number)
         if not self._items:
             self._tell_joiners()
 

@@ -250,6 +250,7 @@ class LocalListener(Generic[UpT, DownT]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._life = 0
         self._backlog: deque[_Ends[UpT, DownT]] = deque()
         self._accepted: list[_Ends[UpT, DownT]] = []
         self._server: tuple[asyncio.AbstractEventLoop, Callable[[], LocalConnection[UpT]]] | None
@@ -270,15 +271,31 @@ class LocalListener(Generic[UpT, DownT]):
         connection.attach(ends.down, ends.up)  # pyright: ignore[reportArgumentType] - `send` takes any message
         self._ring()
 
-    def serve(self, accept: Callable[[], LocalConnection[UpT]]) -> None:
-        """Accept connections on the running loop, until `hang_up`; `accept` makes each end."""
+    def new_life(self) -> int:
+        """Return the name of the next one who will serve; those before it may do so no more."""
         with self._lock:
+            self._life += 1
+            return self._life
+
+    def serve(self, accept: Callable[[], LocalConnection[UpT]], life: int | None = None) -> None:
+        """Accept connections on the running loop, until `hang_up`; `accept` makes each end.
+
+        One whose successor was named already is left behind, and accepts nothing.
+        """
+        with self._lock:
+            if life not in (None, self._life):
+                return
             self._server = (asyncio.get_running_loop(), accept)
         self._ring()
 
-    def hang_up(self) -> None:
-        """Whoever serves is gone, and its loop: cut what it had accepted. Another may serve afterwards."""
+    def hang_up(self, life: int | None = None) -> None:
+        """Whoever serves is gone, and its loop: cut what it had accepted. Another may serve afterwards.
+
+        One whose successor was named already cuts nothing: what is there is not its own.
+        """
         with self._lock:
+            if life not in (None, self._life):
+                return
             self._server = None
             accepted, self._accepted = self._accepted, []
         for ends in accepted:
@@ -307,6 +324,8 @@ class LocalListener(Generic[UpT, DownT]):
             with self._lock:
                 if self._server is None or not self._backlog:
                     return
+                if self._server[0] is not asyncio.get_running_loop():
+                    return  # one that was left behind was still to look
                 ends = self._backlog.popleft()
                 self._accepted = [known for known in self._accepted if not known.is_over]
                 self._accepted.append(ends)

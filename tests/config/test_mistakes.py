@@ -81,7 +81,7 @@ TABLE: list[tuple[str, str, list[str]]] = [
         [
             (
                 "17:server.colour: unknown key; known: host, port, api_processes, drain_timeout_s, "
-                "receive_timeout_s, max_body_bytes, max_input_chars, first_chunk_timeout_s"
+                "receive_timeout_s, max_body_bytes, max_input_chars, first_chunk_timeout_s, admin_key"
             )
         ],
     ),

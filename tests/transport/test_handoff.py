@@ -456,3 +456,29 @@ async def test_row_Q7_what_was_put_between_two_looks_of_a_reader_is_not_lost(fac
         with pytest.raises(EngineDead):
             handed.get_blocking(WAIT_S)
     assert handed.late_total == 0
+
+
+async def test_every_place_that_became_free_wakes_a_producer() -> None:
+    """A listener takes four at once and pauses: all who waited for room get in."""
+    queue: HandOff[int] = HandOff(max_items=4)
+    got: list[int] = []
+
+    def take(items: list[int]) -> None:
+        got.extend(items)
+        queue.pause()
+
+    for number in range(4):
+        queue.put_nowait(number)
+    threads = [threading.Thread(target=queue.put, args=(10 + n, WAIT_S)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    while vars(queue)["_blocked"] < 3:  # that they wait shows nowhere else
+        await asyncio.to_thread(threading.Event().wait, 0.001)
+    queue.listen(take, lambda: None)
+    async with asyncio.timeout(WAIT_S):
+        for thread in threads:
+            await asyncio.to_thread(thread.join, WAIT_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert got == [0, 1, 2, 3]
+    queue.close()
+    queue.abandon()

@@ -222,3 +222,29 @@ async def test_messages_cross_between_threads_in_order() -> None:
     expected = [str(number) for number in range(total)]
     assert server_heard == expected
     assert client.messages == expected
+
+
+async def test_one_who_was_left_behind_cuts_and_steals_nothing() -> None:
+    """Its successor was named: what it does after that concerns nobody."""
+    listener: Listener = LocalListener()
+    servers = [End(), End()]
+    first = listener.new_life()
+    listener.serve(lambda: servers[0].connection, first)
+    second = listener.new_life()
+    listener.serve(lambda: servers[1].connection, second)
+    listener.hang_up(first)
+    listener.serve(lambda: servers[0].connection, first)
+    client = End()
+    listener.connect(client.connection)
+    listener.hang_up(first)
+    client.connection.send("hello")
+    async with asyncio.timeout(WAIT_S):
+        while not servers[1].messages:
+            servers[1].news.clear()
+            await servers[1].news.wait()
+    assert (servers[0].messages, servers[1].messages) == ([], ["hello"])
+    assert client.connection.is_open
+    listener.hang_up(second)
+    async with asyncio.timeout(WAIT_S):
+        await client.closed.wait()
+    listener.close()

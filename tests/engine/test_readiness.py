@@ -56,3 +56,11 @@ def test_only_a_stage_that_was_never_ready_and_has_only_parked_replicas_has_fail
     assert readiness.start_failure() is not None
     readiness.stage(TALKER, facts())
     assert readiness.start_failure() is None
+
+
+def test_where_nothing_is_meant_to_start_all_must_have_joined() -> None:
+    """A server without replicas of its own has started when each stage has one from elsewhere."""
+    readiness = Readiness({TALKER: 0, VOCODER: 0}, (replica(TALKER),))
+    assert not readiness.has_started
+    readiness.replica(replica(VOCODER))
+    assert readiness.has_started

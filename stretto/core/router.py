@@ -98,14 +98,14 @@ LATE: tuple[RequestState, ...] = ()
 LEGAL: Mapping[type[on.Event], Mapping[RequestState, tuple[RequestState, ...]]] = {
     on.RequestSubmitted: {_DONE: (_QUEUED, _RUNNING, _DONE)},
     on.InputAppended: {
-        _QUEUED: (_QUEUED, _RUNNING),
-        _RUNNING: (_RUNNING, _DRAINING),
+        _QUEUED: (_QUEUED, _RUNNING, _DONE),
+        _RUNNING: (_RUNNING, _DRAINING, _DONE),
         _DRAINING: LATE,
         _DONE: LATE,
     },
     on.InputClosed: {
-        _QUEUED: (_QUEUED, _RUNNING),
-        _RUNNING: (_RUNNING,),
+        _QUEUED: (_QUEUED, _RUNNING, _DONE),
+        _RUNNING: (_RUNNING, _DRAINING, _DONE),
         _DRAINING: LATE,
         _DONE: LATE,
     },

@@ -788,6 +788,8 @@ class Router:
             task.first_chunk_at = self._now
             request.story.add(self._now, f"{task.key.stage}: first chunk")
         task.count(event.payload.size_bytes, event.length, event.media_s)
+        if event.finish_reason:
+            task.finish_reason = event.finish_reason
         for output in task.outputs:
             self._emit(request, output.name, event, output.produced)
             output.produce(event.payload.size_bytes)

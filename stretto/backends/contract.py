@@ -118,10 +118,13 @@ class Chunk:
         length: How many of the stage's units this chunk adds. Previews add none.
         kind: `data`; or `preview`, which takes no credit and may be dropped; or `metrics`, which is no output
             at all: only its `metrics` are taken.
-        metrics: Numbers about this replica for operators, at most 32 names; the last of each counts.
+        metrics: Numbers about this replica for operators, at most 32 names; the last of each counts, and
+            what is not finite does not.
         media_s: Playback duration in seconds, 0 where that means nothing.
         boundary: A token if another attempt could go on behind this chunk, without the inputs that are
             used up with it: what the backend must know then. Only on the last chunk of an outcome.
+        finish_reason: Why the task's output ends with this chunk, if there is more to say than that it does:
+            for example `length`. At most 32 characters; the task's last one counts.
     """
 
     values: Mapping[str, OutputValue]
@@ -130,6 +133,7 @@ class Chunk:
     media_s: float = 0.0
     boundary: bytes | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    finish_reason: str = ""
 
 
 class Finished:

@@ -75,6 +75,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         empty_chunks: Chunks carry no samples, in mode `count`.
         bare_terminal: Make no chunk: the task ends without output.
         reports: Each chunk carries metrics, and one that is nothing but metrics goes before the first.
+        finish_reason: Each input's last chunk says that the output ends for this reason.
         faulty_attempts: Only so many attempts at the task fail, exit, break, hang or fall silent.
     """
 
@@ -95,6 +96,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     empty_chunks: bool = False
     bare_terminal: bool = False
     reports: bool = False
+    finish_reason: str = ""
     faulty_attempts: int | None = None
 
 
@@ -138,6 +140,8 @@ class Player:
             return StageError(f"the script fails task {self._task.key} at chunk {self._made}")
         self._act()
         chunk = self._next_chunk(item)
+        if script.finish_reason and self._made_of_input == self._chunks_per_input:
+            chunk = replace(chunk, finish_reason=script.finish_reason)
         if script.reports:
             chunk = replace(chunk, metrics={"made": float(self._made)})
             alone = Chunk(values={}, length=0, kind="metrics", metrics={"made": 0.0})

@@ -80,22 +80,20 @@ class WaitingLine:
             self.join(request, group, rank)  # a running request needs a slot for itself only
 
     def first_admissible(
-        self, is_up: Callable[[StageId], bool], room: Callable[[StageId], int]
+        self, capacity: Callable[[StageId], int], room: Callable[[StageId], int]
     ) -> tuple[RequestId, Group] | None:
         """Return who is next, or `None` if nobody can be admitted now.
 
         A queued head that can't be admitted claims a slot at each of its stages against those behind
         it, so that a request which needs several stages is not starved by requests which need one.
-        A head that waits for a stage without any replica claims nothing.
+        Who needs more of a stage than there is claims nothing, and those behind it go before it.
 
         Args:
-            is_up: Says whether a stage has a usable replica.
+            capacity: Says how many slots the usable replicas of a stage have.
             room: Says how many slots of a stage are free and not promised.
         """
         claimed: dict[StageId, int] = {}
-        for (is_queued, _), _, request, group in self._heads():
-            if not all(is_up(stage) for stage in group):
-                continue
+        for (is_queued, _), _, request, group in self._heads(capacity):
             need = self._needs.get(request, 1)
             if all(room(stage) - claimed.get(stage, 0) >= need for stage in group):
                 return request, group
@@ -104,14 +102,25 @@ class WaitingLine:
                     claimed[stage] = claimed.get(stage, 0) + need
         return None
 
-    def _heads(self) -> list[tuple[Rank, int, RequestId, Group]]:
-        """Return the first of each line with its rank and ticket, in the order they should be tried."""
+    def _heads(
+        self, capacity: Callable[[StageId], int]
+    ) -> list[tuple[Rank, int, RequestId, Group]]:
+        """Return the first that fits of each line, with rank and ticket, in the order to be tried."""
         heads: list[tuple[Rank, int, RequestId, Group]] = []
-        for group, line in self._lines.items():
-            rank = min(line)
-            request, ticket = next(iter(line[rank].items()))
-            heads.append((rank, ticket, request, group))
+        for group in self._lines:
+            most = min(capacity(stage) for stage in group)
+            head = self._first_that_fits(group, most) if most else None
+            if head is not None:
+                heads.append((*head, group))
         return sorted(heads)
+
+    def _first_that_fits(self, group: Group, most: int) -> tuple[Rank, int, RequestId] | None:
+        """Return the first of a line that needs at most so many slots of each stage."""
+        for rank, waiting in sorted(self._lines[group].items(), key=lambda item: item[0]):
+            for request, ticket in waiting.items():
+                if self._needs.get(request, 1) <= most:
+                    return rank, ticket, request
+        return None
 
 
 class DrainRate:

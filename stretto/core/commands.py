@@ -110,6 +110,7 @@ class StageTiming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         units: Units made, in the stage's unit.
         media_s: Playback seconds made.
         attempts: 1 unless a replica died.
+        finish_reason: Why its output ended, if its backend said so: for example `length`.
     """
 
     stage: StageId
@@ -121,6 +122,7 @@ class StageTiming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     units: int = 0
     media_s: float = 0.0
     attempts: int = 1
+    finish_reason: str = ""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

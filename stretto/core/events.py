@@ -299,6 +299,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
         media_s: Its playback duration in seconds.
         boundary: If a later attempt can go on behind this chunk, how.
         transfer_s: How long its replica waited for the payloads that it was made of.
+        finish_reason: Why the task's output ends with it, if its backend says so.
     """
 
     task: TaskKey
@@ -310,6 +311,7 @@ class ChunkProduced(Event, frozen=True, kw_only=True):
     media_s: float = 0.0
     boundary: Boundary | None = None
     transfer_s: float = 0.0
+    finish_reason: str = ""
 
 
 class InputConsumed(Event, frozen=True, kw_only=True):

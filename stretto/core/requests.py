@@ -76,6 +76,7 @@ class Task:
         step_chunks: A grant of fewer chunks is worth a message only if the task waits for it.
         step_bytes: Likewise.
         progress_at: When it last did something or was last enabled to.
+        finish_reason: Why its output ended, as its backend said last.
     """
 
     __slots__ = (
@@ -87,6 +88,7 @@ class Task:
         "edges_in",
         "edges_out",
         "ended_at",
+        "finish_reason",
         "first_chunk_at",
         "granted_bytes",
         "granted_chunks",
@@ -154,6 +156,7 @@ class Task:
         self.first_chunk_at: float | None = None
         self.ended_at: float | None = None
         self.progress_at = 0.0
+        self.finish_reason = ""
 
     @property
     def may_start(self) -> bool:
@@ -223,6 +226,7 @@ class Task:
         self.produced = self.bytes_produced = self.units = 0
         self.earlier_chunks = self.earlier_bytes = 0
         self.media_s = 0.0
+        self.finish_reason = ""
         self.first_chunk_at = None
 
     def timing(self, now: float) -> StageTiming:
@@ -240,6 +244,7 @@ class Task:
             units=self.units,
             media_s=self.media_s,
             attempts=self.key.attempt + 1,
+            finish_reason=self.finish_reason,
         )
 
 

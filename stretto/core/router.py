@@ -98,14 +98,14 @@ LATE: tuple[RequestState, ...] = ()
 LEGAL: Mapping[type[on.Event], Mapping[RequestState, tuple[RequestState, ...]]] = {
     on.RequestSubmitted: {_DONE: (_QUEUED, _RUNNING, _DONE)},
     on.InputAppended: {
-        _QUEUED: (_QUEUED, _RUNNING),
-        _RUNNING: (_RUNNING, _DRAINING),
+        _QUEUED: (_QUEUED, _RUNNING, _DONE),
+        _RUNNING: (_RUNNING, _DRAINING, _DONE),
         _DRAINING: LATE,
         _DONE: LATE,
     },
     on.InputClosed: {
-        _QUEUED: (_QUEUED, _RUNNING),
-        _RUNNING: (_RUNNING,),
+        _QUEUED: (_QUEUED, _RUNNING, _DONE),
+        _RUNNING: (_RUNNING, _DRAINING, _DONE),
         _DRAINING: LATE,
         _DONE: LATE,
     },
@@ -142,6 +142,9 @@ ARCHIVED_STORIES = 256
 
 MAX_REPLICAS = 256
 """Most replicas that a stage may have."""
+
+MAX_COMPANIONS = 15
+"""Most requests that may go with one."""
 
 _TERMINALS = {do.Finish: "finished", do.Fail: "failed", do.Cancelled: "cancelled"}
 
@@ -481,6 +484,9 @@ class Router:
             self._count("rejected")
             self._out.append(do.Reject(channel=event.channel, request=event.request, failure=plan))
             self._discard(on.payloads_of(event))
+            leader = self._leader(event)
+            if leader is not None:
+                self._fail(leader, _companion_refused(event.request, plan))
             return
         self._count("accepted")
         request = self._accept(event, plan)
@@ -508,8 +514,8 @@ class Router:
         plan = self._induced(pipeline, event)
         if plan is None:
             return _not_served(pipeline, event)
-        if event.companion_of is not None and not self._may_accompany(event, plan):
-            return _no_leader(event.companion_of)
+        if (failure := self._bad_company(event, plan)) is not None:
+            return failure
         queued = len(self._queued[pipeline.name])
         if queued >= self._limits.max_queued:
             return Failure(
@@ -520,18 +526,29 @@ class Router:
             )
         return plan
 
-    def _may_accompany(self, event: on.RequestSubmitted, plan: Plan) -> bool:
-        """Say whether a request's leader waits for just such a companion."""
+    def _bad_company(self, event: on.RequestSubmitted, plan: Plan) -> Failure | None:
+        """Return why a request can't go with others: its leader must wait for just such a companion."""
+        if not 0 <= event.companions <= MAX_COMPANIONS:
+            return _too_many_companions(event.companions)
+        if event.companion_of is None:
+            return None
+        leader = self._leader(event)
+        if leader is None or event.companions or leader.plan is not plan:
+            return _no_leader(event.companion_of)
+        return None
+
+    def _leader(self, event: on.RequestSubmitted) -> Request | None:
+        """Return the request that waits for this one to come with it, if there is one."""
         leader = None if event.companion_of is None else self._requests.get(event.companion_of)
-        return (
+        if (
             leader is not None
             and leader.state is _QUEUED
             and leader.is_leader
             and not leader.is_complete
-            and not event.companions
             and leader.channel == event.channel
-            and leader.plan is plan
-        )
+        ):
+            return leader
+        return None
 
     def _induced(self, pipeline: PipelineSpec, event: on.RequestSubmitted) -> Plan | None:
         outputs = event.outputs or tuple(output.name for output in pipeline.outputs)
@@ -641,13 +658,13 @@ class Router:
                     self._fail(request, _affinity_lost(stage))
                 elif pool.free:
                     self._bind(request, request.tasks[stage])
-        while (head := self._line.first_admissible(self._is_up, self._room)) is not None:
+        while (head := self._line.first_admissible(self._capacity, self._room)) is not None:
             request_id, group = head
             self._line.leave(request_id, group)
             self._reserve(self._requests[request_id], group)
 
-    def _is_up(self, stage: StageId) -> bool:
-        return self._pools[stage].capacity > 0
+    def _capacity(self, stage: StageId) -> int:
+        return self._pools[stage].capacity
 
     def _room(self, stage: StageId) -> int:
         return self._pools[stage].room
@@ -771,6 +788,8 @@ class Router:
             task.first_chunk_at = self._now
             request.story.add(self._now, f"{task.key.stage}: first chunk")
         task.count(event.payload.size_bytes, event.length, event.media_s)
+        if event.finish_reason:
+            task.finish_reason = event.finish_reason
         for output in task.outputs:
             self._emit(request, output.name, event, output.produced)
             output.produce(event.payload.size_bytes)
@@ -1745,6 +1764,19 @@ def _no_leader(leader: RequestId) -> Failure:
         "channel, with `companions`, and the companions with the same inputs and outputs",
         param="companion_of",
     )
+
+
+def _too_many_companions(number: int) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        detail=f"{number} companions: use 0 to {MAX_COMPANIONS}",
+        param="companions",
+    )
+
+
+def _companion_refused(companion: RequestId, refusal: Failure) -> Failure:
+    text = f"its companion {companion} was refused: {refusal.detail}"
+    return msgspec.structs.replace(refusal, detail=text)
 
 
 def _companion_lost(companion: Request, terminal: do.Fail | do.Cancelled) -> Failure:

@@ -53,9 +53,23 @@ def _queue_waits(request: Request, pools: Mapping[StageId, Pool], limits: Limits
     elif not request.is_leader:
         return  # its leader waits for both
     elif ready:
+        yield from _party_waits(request, min(ready), pools, limits)
         yield from _slot_waits("queue", request.plan.stages, min(ready), pools, limits)
     else:
         yield from _input_waits(request, limits)
+
+
+def _party_waits(
+    request: Request, since: float, pools: Mapping[StageId, Pool], limits: Limits
+) -> Iterator[Wait]:
+    """Yield the wait for more slots than a stage has, of requests that only start together."""
+    for stage in request.plan.stages:
+        if 0 < pools[stage].capacity < request.party_size:
+            detail = (
+                f"it and its companions need {request.party_size} slots of stage {stage} at once, "
+                f"which has {pools[stage].capacity}"
+            )
+            yield Wait(since + limits.queue_timeout_s, _too_long(detail, str(stage)))
 
 
 def _input_waits(request: Request, limits: Limits) -> Iterator[Wait]:

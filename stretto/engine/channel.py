@@ -258,6 +258,12 @@ class Channel:
             InvalidRequest: A value can't be sent, or this is not the channel's event loop.
         """
         self._check_usable()
+        if companion_of is not None and not self._owns(companion_of.request):
+            raise InvalidRequest(
+                f"Request {companion_of.request} is not one of this channel, {self.welcome.channel}: the "
+                "engine was started again since. Submit both again.",
+                param="companion_of",
+            )
         encoded = [(name, *inline_payload(name, values)) for name, values in inputs.items()]
         option_ref, option_data = inline_payload("options", options) if options else (None, b"")
         self._numbers += 1
@@ -292,8 +298,8 @@ class Channel:
             EngineDead: The channel has ended, now or while waiting for the answer.
         """
         self._check_usable()
-        channel, _, digits = request.rpartition("-")
-        if channel != self.welcome.channel or not digits.isdecimal():
+        _, _, digits = request.rpartition("-")
+        if not self._owns(request) or not digits.isdecimal():
             return False
         number = int(digits)
         if not 0 < number <= self._numbers:
@@ -303,6 +309,10 @@ class Channel:
             answer = self._acknowledgements[number] = self._loop.create_future()
             self._send(wire.Abort(number=number, acknowledge=True))
         return await asyncio.shield(answer)
+
+    def _owns(self, request: RequestId) -> bool:
+        """Say whether a request is named like one of this channel."""
+        return request.rpartition("-")[0] == self.welcome.channel
 
     # ---- questions
 

@@ -111,6 +111,7 @@ class Produced(_Message, frozen=True, tag=6):
     media_s: float
     boundary: Boundary | None = None
     transfer_s: float = 0.0
+    finish_reason: str = ""
 
 
 class Consumed(_Message, frozen=True, tag=7):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -434,12 +435,15 @@ class Links:
             media_s=message.media_s,
             boundary=message.boundary,
             transfer_s=message.transfer_s,
+            finish_reason=message.finish_reason,
         )
 
 
 def _reported(source: Link, message: link.Reported, now: float) -> on.StatsReported:
     if len(message.values) > MAX_METRICS or any(len(name) > MAX_METRICS for name in message.values):
         raise ProtocolViolated(f"it reports {len(message.values)} metrics, or one with a long name")
+    if not all(math.isfinite(value) for value in message.values.values()):
+        raise ProtocolViolated("it reports a metric that is no finite number")
     return on.StatsReported(
         now=now,
         replica=source.replica,

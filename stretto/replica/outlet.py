@@ -5,8 +5,9 @@ It must not know which form of backend made them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, cast
 
 from stretto.backends.contract import Chunk
 from stretto.errors import StageError
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from stretto.backends.contract import OutputValue
     from stretto.transport.payload_store import PayloadWriter
+
+
+MAX_REASON = 32
+"""The longest name of why a task's output ends."""
 
 
 class Origin(Protocol):
@@ -34,22 +39,33 @@ class Origin(Protocol):
 
 
 def metrics_of(chunks: Iterable[object]) -> dict[str, float]:
-    """Return what chunks tell about their replica, the last of each name.
+    """Return what chunks tell about their replica, the last of each name; only finite numbers count.
 
     Raises:
-        StageError: There are too many names, or one is too long.
+        StageError: There are too many names, one is too long, or a value is no number.
     """
     found: dict[str, float] = {}
     for chunk in chunks:
-        if isinstance(chunk, Chunk) and chunk.metrics:
-            found |= chunk.metrics
-    for name in found:
-        if len(found) > MAX_METRICS or len(name) > MAX_METRICS:
-            raise StageError(
-                f"the backend reports metric {name!r}: use at most {MAX_METRICS} names of at most "
-                f"{MAX_METRICS} characters"
-            )
+        if isinstance(chunk, Chunk):
+            for name, value in cast("Mapping[object, object]", chunk.metrics).items():
+                number = _number(name, value)
+                if math.isfinite(number):
+                    found[str(name)] = number
+    if len(found) > MAX_METRICS:
+        raise StageError(f"the backend reports {len(found)} metrics: use at most {MAX_METRICS}")
     return found
+
+
+def _number(name: object, value: object) -> float:
+    if not isinstance(name, str) or len(name) > MAX_METRICS or not name.isprintable():
+        raise StageError(
+            f"the backend reports metric {name!r}: use a name of at most {MAX_METRICS} characters"
+        )
+    if not isinstance(value, SupportsFloat):
+        raise StageError(
+            f"the backend reports a {type(value).__name__} as metric {name!r}: use a number"
+        )
+    return float(value)
 
 
 class Outlet:
@@ -72,12 +88,14 @@ class Outlet:
             StageError: One has a value that payloads can't carry, or a boundary and is not the last.
         """
         outputs: list[Output] = []
+        if any(chunk.boundary is not None for chunk in chunks if chunk.kind == "metrics"):
+            raise StageError("the backend put a boundary on a chunk that is no output")
+        chunks = [chunk for chunk in chunks if chunk.kind != "metrics"]
         if any(chunk.boundary is not None for chunk in chunks[:-1]):
             raise StageError("the backend put a boundary on a chunk with others behind it")
         try:
             for chunk in chunks:
-                if chunk.kind != "metrics":
-                    outputs.append(self._put(chunk, chunk.kind, intake))  # noqa: PERF401 - what is stored must be known if the next one fails
+                outputs.append(self._put(chunk, intake))  # noqa: PERF401 - what is stored must be known if the next one fails
         except BaseException:
             self.discard(output.payload for output in outputs)
             raise
@@ -92,17 +110,18 @@ class Outlet:
         """Free the payloads of outputs that will not be sent."""
         self.free(payload.key for payload in payloads if payload.place != INLINE)
 
-    def _put(self, chunk: Chunk, kind: Literal["data", "preview"], intake: Origin) -> Output:
+    def _put(self, chunk: Chunk, intake: Origin) -> Output:
         boundary = None if chunk.boundary is None else intake.behind(chunk.boundary)
         payload, body = self._writer.put(codec.encode(chunk.values))
         return Output(
             payload=payload,
             body=body,
             length=chunk.length,
-            kind=kind,
+            kind=cast("Literal['data', 'preview']", chunk.kind),
             media_s=chunk.media_s,
             boundary=boundary,
             transfer_s=intake.take_transfer_s(),
+            finish_reason=chunk.finish_reason,
         )
 
 
@@ -125,6 +144,10 @@ class Trimmer:
             raise StageError(f"the backend made a {type(chunk).__name__} where a Chunk belongs")
         if chunk.length < 0:
             raise StageError(f"the backend made a chunk of length {chunk.length}; use 0 or more")
+        if len(chunk.finish_reason) > MAX_REASON or not chunk.finish_reason.isprintable():
+            raise StageError(
+                f"the backend gives the reason {chunk.finish_reason!r}: use at most {MAX_REASON} characters"
+            )
         if chunk.kind != "data" or not self._left:
             return chunk
         if chunk.length <= self._left:

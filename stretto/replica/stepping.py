@@ -221,10 +221,11 @@ class StepDriver:
             for task, payloads in zip(closing, viewed, strict=True):
                 self._table.closed(task, payloads)
             metrics: dict[str, float] = {}
-            for task, result in zip(batch, results, strict=True):
-                self._take_over(task, result)
+            for result in results:
                 metrics |= result.metrics
             self._table.report(len(batch), metrics)
+            for task, result in zip(batch, results, strict=True):
+                self._take_over(task, result)
 
     async def _wait_for_company(self) -> None:
         """Give tasks that are not ready a short time to join those that are, if so configured."""

@@ -195,8 +195,8 @@ class StreamDriver:
                 chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
-            outputs = self._parts.outlet.put_all(trimmer.kept((chunk,)), player.intake)
             self._table.report(1, metrics_of((chunk,)))
+            outputs = self._parts.outlet.put_all(trimmer.kept((chunk,)), player.intake)
             self._table.produced(held, outputs)
             self._parts.send()
             await asyncio.sleep(0)  # a generator that never waits must not keep the loop

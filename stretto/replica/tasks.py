@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from stretto.errors import Failure
 from stretto.messages.link import Consumed, Ended, Open, Produced, Reported, Up, Viewed
-from stretto.types import Boundary, EdgeId, PayloadRef, TaskKey
+from stretto.types import MAX_METRICS, Boundary, EdgeId, PayloadRef, TaskKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +78,7 @@ class Output:
     media_s: float = 0.0
     boundary: Boundary | None = None
     transfer_s: float = 0.0
+    finish_reason: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,6 +196,7 @@ class HeldTask:
             media_s=output.media_s,
             boundary=output.boundary,
             transfer_s=output.transfer_s,
+            finish_reason=output.finish_reason,
         )
         if is_data:
             self.sent_chunks += 1
@@ -221,6 +224,7 @@ class TaskTable:
         self._tasks: dict[TaskKey, HeldTask] = {}
         self.outbox: list[tuple[Up, Buffer | None]] = []
         self.unsent: list[PayloadRef] = []
+        self._told: dict[str, float] = {}
 
     def __len__(self) -> int:
         """Return how many slots are occupied."""
@@ -342,10 +346,16 @@ class TaskTable:
             task.state = TaskState.PAUSED if result.after_s else TaskState.WAITING
 
     def report(self, running: int, metrics: Mapping[str, float]) -> None:
-        """Tell what the backend says about this replica, if it says anything."""
+        """Tell what the backend says about this replica, if it says anything.
+
+        Args:
+            running: Tasks in the step that said it.
+            metrics: By name; several tasks may say too much together, so what is over the limit is left out.
+        """
         if metrics:
             waiting = max(len(self._tasks) - running, 0)
-            self.outbox.append((Reported(running, waiting, dict(metrics)), None))
+            self._told = dict(islice(metrics.items(), MAX_METRICS))
+            self.outbox.append((Reported(running, waiting, self._told), None))
 
     def resume(self, key: TaskKey) -> None:
         """Let a paused task take part in steps again."""
@@ -384,6 +394,9 @@ class TaskTable:
         else:
             message = Ended(task.key, "finished")
         self.outbox.append((message, None))
+        if self._told and not self._tasks:
+            self.outbox.append((Reported(0, 0, self._told), None))
+            self._told = {}
 
     def _drop(self, outputs: deque[Output] | list[Output]) -> None:
         self.unsent += [output.payload for output in outputs]

@@ -233,6 +233,8 @@ class SimReplica:
         if not self.is_alive:
             return
         task.is_busy = False
+        if self._world.chance(self._habits.report):
+            self._report()
         if self._world.chance(self._habits.death):
             self.die("died while it computed")
         elif self._world.chance(self._habits.freeze):
@@ -246,6 +248,14 @@ class SimReplica:
                 self._send(lambda now: on.PayloadDone(now=now, holder=task.key, payload=payload))
             self._make(task, units * self._habits.chunks_per_input)
             self._go_on(task)
+
+    def _report(self) -> None:
+        waiting = len(self._tasks) - 1
+        self._send(
+            lambda now: on.StatsReported(
+                now=now, replica=self.id, running=1, waiting=waiting, values={"kv_use": 0.5}
+            )
+        )
 
     def _call(self, command: do.CallReplica) -> None:
         is_alone = command.call_class == "exclusive"

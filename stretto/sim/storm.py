@@ -1,8 +1,8 @@
 """Storms: small worlds in which everything goes wrong that can, each from a seed.
 
 Replicas die, freeze, fail to start and come back; messages are delayed, lost with their link, or come
-twice; clients send piece by piece, stall, abort, or vanish with their API process; operators drain,
-scale, and call methods that want a replica for themselves; bursts overfill the queue. The invariants
+twice; clients send piece by piece, in parties, stall, abort, or vanish with their API process; operators
+drain, scale, and call methods that want a replica for themselves; bursts overfill the queue. The invariants
 are checked after every event. A world that ends is shut down and must leave nothing behind.
 """
 
@@ -47,6 +47,7 @@ HABITS = Habits(
     delay=0.001,
     boundary=0.3,
     repetition=0.2,
+    report=0.2,
 )
 """Everything that can go wrong does; with these windows both chunks and bytes bind."""
 
@@ -198,11 +199,33 @@ def _arrive(world: World) -> None:
     pipeline = world.random.choice(world.router.deployment.pipelines)
     outputs = () if world.chance(0.5) else (world.random.choice(pipeline.outputs).name,)
     is_open = world.chance(0.3)
+    companions = world.random.randint(1, 2) if world.chance(0.2) else 0
     channel = world.random.choice(CHANNELS)
-    request = world.submit(channel, pipeline.name, pipeline.inputs, outputs, is_open=is_open)
-    if is_open:
-        for name in pipeline.inputs:
-            _plan_input(world, request, name)
+
+    def submit(companion_of: RequestId | None = None) -> RequestId:
+        request = world.submit(
+            channel,
+            pipeline.name,
+            pipeline.inputs,
+            outputs,
+            is_open=is_open,
+            companions=0 if companion_of else companions,
+            companion_of=companion_of,
+        )
+        if is_open:
+            for name in pipeline.inputs:
+                _plan_input(world, request, name)
+        return request
+
+    leader = submit()
+
+    def accompany() -> None:
+        if not world.clients[leader].is_gone:
+            submit(leader)
+
+    for _ in range(companions):
+        if world.chance(0.9):
+            world.after(world.upto(0.2), accompany)
 
 
 def _plan_input(world: World, request: RequestId, name: InputName) -> None:

@@ -68,6 +68,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         delay_s: Longest time that it is held up.
         boundary: A replica names a boundary behind an input.
         repetition: A message that may come twice does.
+        report: A step tells its backend's numbers.
     """
 
     latency_s: float = 0.002
@@ -88,6 +89,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 15.0
     boundary: float = 0.0
     repetition: float = 0.0
+    report: float = 0.0
 
 
 class World:
@@ -132,6 +134,7 @@ class World:
         self.checks = 0
         self.replicas: dict[ReplicaId, SimReplica] = {}
         self.clients: dict[RequestId, SimClient] = {}
+        self._companions: dict[RequestId, list[RequestId]] = {}
         self.has_exited = False
         self._observe = observe
         self._check_every = check_every
@@ -212,7 +215,7 @@ class World:
         """Let an API process connect."""
         self.tell(on.ChannelOpened(now=self.now, channel=channel))
 
-    def submit(
+    def submit(  # noqa: PLR0913 - what a request may be
         self,
         channel: ChannelId,
         pipeline: PipelineName,
@@ -221,6 +224,8 @@ class World:
         *,
         units: int | None = None,
         is_open: bool = False,
+        companions: int = 0,
+        companion_of: RequestId | None = None,
     ) -> RequestId:
         """Submit a request now, for a client that takes its outputs.
 
@@ -231,9 +236,13 @@ class World:
             outputs: What it wants; empty means all.
             units: How many units each input counts as; `None` for a usual chunk, and a random priority.
             is_open: More of each input follows; see `append` and `close_input`.
+            companions: So many requests follow that go with this one.
+            companion_of: The request that this one goes with.
         """
         request = RequestId(f"{channel}-{len(self.clients) + 1}")
         self.clients[request] = self._make_client(self, request, channel)
+        if companion_of is not None:
+            self._companions.setdefault(companion_of, []).append(request)
         self.tell(
             on.RequestSubmitted(
                 now=self.now,
@@ -245,6 +254,8 @@ class World:
                 open_inputs=inputs if is_open else (),
                 options=self.payload(20, INLINE) if self.chance(0.5) else None,
                 priority=self.random.randrange(2) if units is None else 0,
+                companions=companions,
+                companion_of=companion_of,
             )
         )
         self.clients[request].begin()
@@ -348,6 +359,8 @@ class World:
                 self._tell_client(command)
             case do.Finish() | do.Fail() | do.Cancelled() | do.Reject():
                 assert command.request not in self.terminals, f"{command.request} ended twice"
+                if isinstance(command, do.Finish):
+                    self._check_party(command.request)
                 self.terminals[command.request] = type(command).__name__
                 self.clients[command.request].ended(command)
             case do.Release():
@@ -377,6 +390,12 @@ class World:
                 pass
             case _:
                 assert_never(command)
+
+    def _check_party(self, leader: RequestId) -> None:
+        """Assert that all have finished well, or were never let in, who went with one that finishes."""
+        for companion in self._companions.get(leader, ()):
+            end = self.terminals.get(companion)
+            assert end in ("Finish", "Reject"), f"{leader} finishes, {companion}: {end}"
 
     def _tell_replica(self, command: ToReplica) -> None:
         if isinstance(command, do.Feed):

@@ -15,6 +15,7 @@ from tests.core.builders import (
     R1,
     R2,
     R3,
+    R4,
     TEXT,
     A,
     B,
@@ -165,6 +166,55 @@ def test_row_M7_companions_that_do_not_come_have_a_deadline() -> None:
     assert fail.failure.kind is FailureKind.DEADLINE_EXCEEDED
     assert "1 of its companions did not come in 10 s" in fail.failure.detail
     assert is_empty(router)
+
+
+@pytest.mark.parametrize("number", [-1, 16, 2**40])
+def test_so_many_companions_are_refused(number: int) -> None:
+    """The refusal names the field and the range."""
+    router = started(line_of_2())
+    (reject, _) = router.handle(asked(R1, companions=number))
+    assert isinstance(reject, do.Reject)
+    assert (reject.failure.kind, reject.failure.param) == (
+        FailureKind.INVALID_REQUEST,
+        "companions",
+    )
+    assert "use 0 to 15" in reject.failure.detail
+
+
+def test_row_M7_a_refused_companion_fails_the_leader_at_once() -> None:
+    """The queue is full for it: the leader need not wait for one that will not come."""
+    router = started(line_of_2(limits=Limits(max_queued=2)))
+    router.feed(asked(R1, companions=2), asked(R2, of_leader=R1))
+    reject, *_ = commands = router.handle(asked(R3, of_leader=R1))
+    assert isinstance(reject, do.Reject)
+    fail, cancel = terminals(commands)
+    assert isinstance(fail, do.Fail)
+    assert (fail.request, fail.failure.kind) == (R1, FailureKind.OVERLOADED)
+    assert f"its companion {R3} was refused" in fail.failure.detail
+    assert (type(cancel), cancel.request) == (do.Cancelled, R2)
+    assert is_empty(router)
+
+
+def test_another_channels_companion_harms_nobody() -> None:
+    """It is refused, and the leader goes on waiting for its own."""
+    router = started(line_of_2())
+    other = ChannelId("1.2")
+    router.feed(on.ChannelOpened(now=0.0, channel=other), asked(R1, companions=1))
+    router.handle(asked(RequestId("1.2-1"), of_leader=R1, channel=other))
+    assert dispatched(router.handle(asked(R2, of_leader=R1))) == [R1, R2]
+
+
+def test_a_party_that_can_not_fit_delays_nobody_and_says_why() -> None:
+    """Three need three slots at once, and there are two: others go on, and the three fail."""
+    limits = Limits(queue_timeout_s=10.0)
+    stages = (StageSpec(id=A, slots=2), StageSpec(id=B, slots=2))
+    router = started(line_of_2(stages=stages, limits=limits))
+    router.feed(asked(R1, companions=2), asked(R2, of_leader=R1), asked(R3, of_leader=R1))
+    assert dispatched(router.handle(submitted(R4))) == [R4]
+    fail, *_ = terminals(router.handle(passed(10.0)))
+    assert isinstance(fail, do.Fail)
+    assert (fail.request, fail.failure.where) == (R1, A)
+    assert "need 3 slots of stage a at once, which has 2" in fail.failure.detail
 
 
 def test_a_companion_without_a_leader_is_refused() -> None:

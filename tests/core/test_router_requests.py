@@ -506,6 +506,33 @@ class TestEnds:
         assert (emit.seq, emit.payload, emit.final) == (0, None, True)
         assert isinstance(finish, do.Finish)
 
+    def test_row_E22_the_end_follows_the_data_and_comes_once(self) -> None:
+        """Data and end of one wake-up: the empty terminal is numbered behind the data, once."""
+        router = started(line_of_2())
+        router.feed(submitted(), produced(A), finished(A))
+        (data,) = of(do.Emit, router.handle(produced(B)))
+        (end,) = of(do.Emit, router.handle(finished(B)))
+        assert isinstance(data, do.Emit)
+        assert isinstance(end, do.Emit)
+        assert [(data.seq, data.final), (end.seq, end.final)] == [(0, False), (1, True)]
+        assert (end.payload, end.offset) == (None, data.offset + data.length)
+        assert router.handle(finished(B)) == (), "late"
+
+    def test_row_E23_the_final_message_is_complete(self) -> None:
+        """Per stage: the units made, the seconds, and why it ended, as its backend said last."""
+        router = started(line_of_2())
+        router.feed(submitted(), produced(A), finished(A, now=1.0))
+        for seq, reason in enumerate(("", "stop", "length")):
+            chunk = on.ChunkProduced(
+                now=2.0, task=task(B), seq=seq, payload=inline(seq), length=5, finish_reason=reason
+            )
+            router.handle(chunk)
+        (finish,) = terminals(router.handle(finished(B, now=3.0)))
+        assert isinstance(finish, do.Finish)
+        a, b = finish.timings.stages
+        assert (a.stage, a.chunks, a.units, a.ran_s, a.finish_reason) == (A, 1, 10, 1.0, "")
+        assert (b.stage, b.chunks, b.units, b.ran_s, b.finish_reason) == (B, 3, 15, 3.0, "length")
+
     def test_row_E23_words_end_before_the_audio_and_finish_waits_for_both(self) -> None:
         """Each output has its own end."""
         router = started(shared())

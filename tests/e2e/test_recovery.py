@@ -213,4 +213,16 @@ async def test_row_E21_metrics_reach_the_operator_and_no_stage() -> None:
         assert (heard.error, heard.samples("measured")) == (None, SAMPLES)
         text = await engine.ask("metrics")
         assert 'stretto_replica_reported{name="made",replica="0",stage="tone"} 10.0' in text
-        assert 'stretto_replica_reported{name="running",replica="0",stage="tone"} 1.0' in text
+        assert 'stretto_replica_reported{name="running",replica="0",stage="tone"} 0.0' in text
+
+
+async def test_row_E23_the_end_says_why_each_stage_ended() -> None:
+    """The backend's reason, which rides on its last chunk."""
+    async with engine_of(scripted()) as engine:
+        script = json.dumps({"tone": {"finish_reason": "length"}, "relay": {}})
+        stream = engine.generate(text="x", options={"script": script})
+        async for _ in stream:
+            pass
+        assert stream.timings is not None
+        ended = {each.stage: each.finish_reason for each in stream.timings.stages}
+        assert ended == {"tone": "length", "relay": ""}

@@ -634,3 +634,14 @@ async def test_a_lost_replica_after_output_is_read_after_the_output(pair: Pair) 
     assert (await read(stream)).seq == 0
     with pytest.raises(ReplicaLost):
         await read(stream)
+
+
+async def test_a_companion_of_a_former_life_is_refused_here(pair: Pair) -> None:
+    """Its leader's number may be another request's by now; nothing is sent."""
+    channel, _ = pair
+    leader = channel.submit(pipeline="speech", inputs={"text": {"text": "one"}}, companions=1)
+    leader.request = RequestId("0.1-1")
+    with pytest.raises(InvalidRequest, match=r"0\.1-1 is not one of this channel") as caught:
+        channel.submit(pipeline="speech", inputs={"text": {"text": "two"}}, companion_of=leader)
+    assert caught.value.param == "companion_of"
+    assert channel.statistics().submitted_total == 1

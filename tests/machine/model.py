@@ -48,9 +48,11 @@ class OpenTask:
 
 @dataclass
 class Asked:
-    """A request as its client sees it."""
+    """A request as its client sees it; `companions` and `leader` say with whom it goes."""
 
     channel: ChannelId
+    leader: RequestId | None = None
+    companions: int = 0
     terminal: str | None = None
     chunks: Counter[OutputName] = field(default_factory=Counter[OutputName])
     drained: Counter[OutputName] = field(default_factory=Counter[OutputName])
@@ -92,6 +94,24 @@ class Model:
         """A task has ended at its replica."""
         del self.tasks[task]
         self.views.pop(task, None)
+
+    def party(self, request: RequestId) -> dict[RequestId, Asked]:
+        """Return all that were submitted to go with a request, itself and the refused ones included."""
+        leader = self.asked[request].leader or request
+        return {each: asked for each, asked in self.asked.items() if leader in (each, asked.leader)}
+
+    def check_party(self, request: RequestId) -> None:
+        """Assert, after an event, that a request has not outlived one that it goes with."""
+        ends = [each.terminal for each in self.party(request).values()]
+        assert not {"Fail", "Cancelled"} & set(ends) or None not in ends, f"{request}: {ends}"
+
+    def _check_complete(self, request: RequestId) -> None:
+        """Assert that nobody of a request's party is missing and none of it has failed."""
+        party = self.party(request)
+        ends = [each.terminal for each in party.values()]
+        expected = party[self.asked[request].leader or request].companions
+        assert len(ends) - ends.count("Reject") == 1 + expected, f"{request} starts incomplete"
+        assert not {"Fail", "Cancelled"} & set(ends), f"{request} starts without a companion"
 
     def gone(self, replica: ReplicaId) -> None:
         """A replica is no more, nor is what it held."""
@@ -182,6 +202,7 @@ class Model:
             assert not self.is_alone(command.replica), f"{command} beside an exclusive call"
             assert command.task not in self.tasks
             assert self.asked[command.task.request].terminal is None
+            self._check_complete(command.task.request)
             assert command.options is None or command.options in self.payloads
             fed = {edge.id: 0 for edge in command.edges}
             self.tasks[command.task] = OpenTask(command.replica, fed, command.chunks, command.bytes)
@@ -218,6 +239,8 @@ class Model:
             if isinstance(command, do.Finish):
                 assert set(asked.chunks) <= asked.finals
                 assert asked.finals
+                others = {each.terminal for each in self.party(command.request).values()}
+                assert asked.leader or others <= {"Finish", "Reject"}, f"{command} is not the last"
             return
         assert command.output not in asked.finals, f"{command} after the end"
         if command.payload is not None:

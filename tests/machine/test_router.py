@@ -27,6 +27,7 @@ from stretto.types import (
     CallId,
     ChannelId,
     PayloadRef,
+    ReplicaId,
     RequestId,
     StageId,
     TaskKey,
@@ -53,7 +54,7 @@ from tests.machine.model import Asked, Model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stretto.types import EdgeId, ReplicaId
+    from stretto.types import EdgeId
 
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ SHORT = Limits(
     queue_timeout_s=5.0,
     request_timeout_s=25.0,
     slow_client_timeout_s=4.0,
+    input_timeout_s=4.0,
     cancel_timeout_s=2.0,
     drain_timeout_s=6.0,
     stage_unavailable_timeout_s=3.0,
@@ -96,6 +98,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.connections = 0
         self.former: list[on.AnyEvent] = []
+        self.submissions: dict[RequestId, on.RequestSubmitted] = {}
 
     # ------------------------------------------------------------------ how a step is taken
 
@@ -106,6 +109,8 @@ class RouterMachine(RuleBasedStateMachine):
         for command in self.router.handle(event):
             self.model.apply(command)
         self.router.check_invariants()
+        for each in self.model.asked:
+            self.model.check_party(each)
         if request is not None and type(event) in LEGAL:
             after = self.router.state_of(request)
             outcomes = LEGAL[type(event)][before]
@@ -177,31 +182,92 @@ class RouterMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         options=st.booleans(),
         affinity=st.sampled_from((None, None, PREFER, REQUIRE)),
+        companions=st.sampled_from((0, 0, 0, 1, 2)),
     )
     def submit(
-        self, data: st.DataObject, priority: int, affinity: on.Affinity | None, *, options: bool
+        self,
+        data: st.DataObject,
+        priority: int,
+        affinity: on.Affinity | None,
+        companions: int,
+        *,
+        options: bool,
     ) -> None:
-        """A client asks for all or some outputs of a pipeline, from some of its inputs."""
+        """A client asks for all or some outputs of a pipeline, from some of its inputs, some open."""
         pipeline = self.pick(data, self.deployed.pipelines)
         wanted = data.draw(st.sets(st.sampled_from([o.name for o in pipeline.outputs])))
         inputs = data.draw(st.sets(st.sampled_from(pipeline.inputs), min_size=1))
+        given = data.draw(st.sets(st.sampled_from(sorted(inputs)))) if priority else inputs
         channel = self.pick(data, list(self.model.channels))
         self.numbers += 1
-        request = RequestId(f"{channel}-{self.numbers}")
-        self.model.asked[request] = Asked(channel)
-        self.tell(
+        self.ask(
             on.RequestSubmitted(
                 now=self.now,
                 channel=channel,
-                request=request,
+                request=RequestId(f"{channel}-{self.numbers}"),
                 pipeline=pipeline.name,
-                inputs=tuple((name, self.payload()) for name in sorted(inputs)),
+                inputs=tuple((name, self.payload()) for name in sorted(given)),
+                open_inputs=tuple(sorted(inputs)) if priority else (),
                 outputs=tuple(sorted(wanted)),
                 options=self.payload() if options else None,
                 priority=priority,
                 affinity=affinity,
+                companions=companions,
             )
         )
+
+    @precondition(lambda self: any(each.companions for each in self.model.asked.values()))
+    @rule(data=st.data(), is_open=st.booleans())
+    def accompany(self, data: st.DataObject, *, is_open: bool) -> None:
+        """A companion comes, perhaps one too many, or too late."""
+        leaders = [request for request, each in self.model.asked.items() if each.companions]
+        leader = self.submissions[self.pick(data, leaders)]
+        if leader.channel not in self.model.channels:
+            return
+        self.numbers += 1
+        inputs = tuple(dict.fromkeys((*(name for name, _ in leader.inputs), *leader.open_inputs)))
+        self.ask(
+            on.RequestSubmitted(
+                now=self.now,
+                channel=leader.channel,
+                request=RequestId(f"{leader.channel}-{self.numbers}"),
+                pipeline=leader.pipeline,
+                inputs=() if is_open else tuple((name, self.payload()) for name in inputs),
+                open_inputs=inputs if is_open else (),
+                outputs=leader.outputs,
+                companion_of=leader.request,
+            )
+        )
+
+    def ask(self, event: on.RequestSubmitted) -> None:
+        """Submit a request."""
+        self.submissions[event.request] = event
+        self.model.asked[event.request] = Asked(
+            event.channel, leader=event.companion_of, companions=event.companions
+        )
+        self.tell(event)
+
+    @precondition(lambda self: self.model.asked)
+    @rule(
+        data=st.data(),
+        sizes=st.lists(st.sampled_from((1, 100, 900)), max_size=4),
+        ends=st.booleans(),
+        twice=st.booleans(),
+    )
+    def send_more(self, data: st.DataObject, sizes: list[int], *, ends: bool, twice: bool) -> None:
+        """A client sends more of an input, which may be closed, and perhaps ends it."""
+        submitted = self.submissions[self.pick(data, list(self.model.asked))]
+        names = [*submitted.open_inputs, *(name for name, _ in submitted.inputs)]
+        name = self.pick(data, names)
+        for size_bytes in sizes:
+            payload = self.payload(size_bytes)
+            self.tell(
+                on.InputAppended(
+                    now=self.now, request=submitted.request, input=name, payload=payload
+                )
+            )
+        for _ in range(ends + (ends and twice)):
+            self.tell(on.InputClosed(now=self.now, request=submitted.request, input=name))
 
     @precondition(lambda self: self.model.asked)
     @rule(data=st.data(), acknowledge=st.booleans())
@@ -381,6 +447,21 @@ class RouterMachine(RuleBasedStateMachine):
         replica = self.pick(data, list(self.model.tasks.values())).replica
         self.tell(on.ReplicaAlive(now=self.now, replica=replica, step_age_s=age_s))
 
+    @precondition(lambda self: self.model.incarnations)
+    @rule(data=st.data(), values=st.dictionaries(st.sampled_from("xy"), st.just(0.5)))
+    def report(self, data: st.DataObject, values: dict[str, float]) -> None:
+        """A replica's backend tells numbers; the replica may be gone."""
+        (stage, slot), incarnation = self.pick(data, list(self.model.incarnations.items()))
+        replica = ReplicaId(stage, slot, incarnation)
+        self.tell(
+            on.StatsReported(now=self.now, replica=replica, running=1, waiting=0, values=values)
+        )
+        told = {
+            each.replica for stage in self.router.statistics().stages for each in stage.reported
+        }
+        assert told <= set(self.model.replicas), "who is gone tells nothing"
+        assert (replica in told) == (replica in self.model.replicas)
+
     # ------------------------------------------------------------------ calls
 
     @precondition(lambda self: self.model.channels)
@@ -539,6 +620,8 @@ def request_of(event: on.AnyEvent) -> RequestId | None:
     """Return the request that an event is about."""
     match event:
         case on.RequestSubmitted() | on.RequestAborted() | on.RequestBroken():
+            return event.request
+        case on.InputAppended() | on.InputClosed():
             return event.request
         case on.ConsumerDrained():
             return event.request

@@ -41,6 +41,7 @@ LINK_UP: tuple[link.Up, ...] = (
     link.StartFailed("no module"),
     link.Produced(task(A), 3, inline("", 5), 30, 10, "data", 0.1, Boundary(b"4", {IN: (3, 0)})),
     link.Produced(task(A, attempt=2), 0, shm("x"), 0, 0, "preview", 0.0),
+    link.Produced(task(A), 1, shm("x"), 0, 0, "data", 0.0, None, 0.5, "length"),
     link.Consumed(task(A), IN, 4),
     link.Viewed(task(A), shm("x")),
     link.Ended(task(A), "finished"),

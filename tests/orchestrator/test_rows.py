@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -232,6 +233,14 @@ async def test_row_E8_what_holds_nothing_is_dropped_and_what_holds_anything_is_n
         assert seen == ["StatsReported", "TaskFinished"]
         (reported,) = world.orchestrator.statistics().stages[0].reported
         assert (reported.running, reported.waiting, reported.values) == (1, 3, {"kv_use": 0.5})
+
+
+async def test_row_E8_a_metric_that_is_no_number_costs_its_replica(tmp_path: Path) -> None:
+    """The event log could not say it."""
+    async with running(tmp_path, two_stages(QUICK)) as world:
+        a = await world.launcher.get("a")
+        a.send(link.Reported(0, 0, {"x": math.nan}))
+        await world.launcher.get("a", incarnation=2)
 
 
 async def test_row_E8_too_many_metrics_cost_their_replica(tmp_path: Path) -> None:

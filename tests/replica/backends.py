@@ -120,6 +120,10 @@ class Obedient(Base):
             "sleep": lambda: More(after_s=float(argument)),
             "finish": lambda: Finished(Chunk(values={"text": text})),
             "none": lambda: cast("Outcome", None),
+            "measured": lambda: (
+                Chunk(values={}, kind="metrics", metrics={"seen": 1.0}),
+                Chunk(values={"bad": cast("str", object())}),
+            ),
             "bad": lambda: (Chunk(values={"bad": cast("str", object())}),),
         }
         return outcomes.get(verb, lambda: (Chunk(values={"text": text}),))()
@@ -169,7 +173,9 @@ class Hoarder(Base):
 class Streaming(Base):
     """A per-request backend whose inputs say what it does."""
 
-    async def run(self, task: Task, inputs: AsyncIterator[Input]) -> AsyncIterator[Chunk]:
+    async def run(  # noqa: C901 - one case per verb
+        self, task: Task, inputs: AsyncIterator[Input]
+    ) -> AsyncIterator[Chunk]:
         """Do what the inputs say."""
         request = task.key.request
         seen.opened[request] += 1
@@ -191,6 +197,9 @@ class Streaming(Base):
                     case "count":
                         for n in range(int(argument)):
                             yield Chunk(values={"n": n})
+                    case "measured":
+                        bad = cast("str", object())
+                        yield Chunk(values={"bad": bad}, metrics={"seen": 1.0})
                     case "none":
                         yield cast("Chunk", None)
                     case _ if item.payload:

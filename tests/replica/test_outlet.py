@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from stretto.backends.contract import Chunk
 from stretto.errors import StageError
-from stretto.replica.outlet import Outlet, Trimmer
+from stretto.replica.outlet import Outlet, Trimmer, metrics_of
 from stretto.transport import PayloadWriter
 from stretto.types import Boundary
 
@@ -89,6 +91,11 @@ def test_a_boundary_is_on_the_last_chunk_only(tmp_path: Path) -> None:
     assert output.boundary == ORIGIN.behind(b"7")
     with pytest.raises(StageError, match="boundary"):
         outlet.put_all([marked, marked], ORIGIN)
+    alone = Chunk(values={}, length=0, kind="metrics", metrics={"x": 1.0})
+    (output,) = outlet.put_all([marked, alone], ORIGIN)
+    assert output.boundary is not None, "what is no output is not behind it"
+    with pytest.raises(StageError, match="no output"):
+        outlet.put_all([Chunk(values={}, kind="metrics", boundary=b"7")], ORIGIN)
 
 
 def test_previews_are_not_counted_as_forwarded() -> None:
@@ -120,3 +127,37 @@ def test_chunks_are_stored_all_or_none(tmp_path: Path) -> None:
     outlet.discard([output.payload for output in outputs])
     assert writer.statistics().held == 0
     writer.close()
+
+
+def test_row_E21_of_the_metrics_the_last_finite_number_of_each_name_counts() -> None:
+    """Whatever can be a number is one; what is no chunk has none."""
+    told: list[dict[str, object]] = [
+        {"a": 1, "b": math.nan},
+        {"a": Fraction(1, 2), "c": True},
+        {"a": math.inf},
+    ]
+    chunks = [Chunk(values={}, metrics=cast("dict[str, float]", each)) for each in told]
+    assert metrics_of([*chunks, None]) == {"a": 0.5, "c": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({"a": "1.0"}, "a str as metric 'a': use a number"),
+        ({"x" * 33: 1.0}, "at most 32 characters"),
+        ({"\ud800": 1.0}, "at most 32 characters"),
+        ({3: 1.0}, "metric 3"),
+        ({str(n): 1.0 for n in range(33)}, "33 metrics: use at most 32"),
+    ],
+)
+def test_what_is_no_metric_is_the_backends_mistake(metrics: dict[str, float], text: str) -> None:
+    """It fails the task, and not the link."""
+    with pytest.raises(StageError, match=text):
+        metrics_of([Chunk(values={}, metrics=metrics)])
+
+
+@pytest.mark.parametrize("reason", ["x" * 33, "\ud800"])
+def test_a_reason_is_a_short_name(reason: str) -> None:
+    """It is kept with every request."""
+    with pytest.raises(StageError, match="at most 32 characters"):
+        Trimmer(0).kept([Chunk(values={}, finish_reason=reason)])

@@ -11,7 +11,17 @@ import pytest
 from stretto.backends.scripted import check_counter_audio, tag_of
 from stretto.core.commands import UNLIMITED
 from stretto.errors import FailureKind
-from stretto.messages.link import Cancel, Consumed, Drain, Ended, Grant, Produced, Release, Viewed
+from stretto.messages.link import (
+    Cancel,
+    Consumed,
+    Drain,
+    Ended,
+    Grant,
+    Produced,
+    Release,
+    Reported,
+    Viewed,
+)
 from stretto.types import INLINE, SHARED_MEMORY, TaskKey
 from tests.replica import backends
 from tests.replica.rig import REPLICA, Rig, edge, listening, numbered, replica_here, task_key
@@ -215,6 +225,16 @@ class TestIsolation:
             failure = (await rig.ended(A)).failure
             assert failure is not None
             assert failure.kind is FailureKind.PAYLOAD_LOST
+
+
+async def test_row_E21_metrics_are_told_whatever_comes_of_the_chunk(rig: Rig) -> None:
+    """The numbers of an outcome that can't be sent are true all the same."""
+    backends.forget()
+    async with replica_here(rig, OBEDIENT):
+        rig.run_task(A, "measured")
+        assert (await rig.ended(A)).outcome == "failed"
+        told = await rig.until(lambda: rig.of(Reported)[1:] and rig.of(Reported))
+        assert [(m.running, m.values) for m in told] == [(1, {"seen": 1.0}), (0, {"seen": 1.0})]
 
 
 class TestEnds:

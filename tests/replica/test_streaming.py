@@ -11,7 +11,7 @@ import pytest
 from stretto.backends.scripted import check_counter_audio, tag_of
 from stretto.core.commands import UNLIMITED
 from stretto.errors import FailureKind
-from stretto.messages.link import Cancel, Consumed, Ended, Grant, Produced, Viewed
+from stretto.messages.link import Cancel, Consumed, Ended, Grant, Produced, Reported, Viewed
 from stretto.types import SHARED_MEMORY
 from tests.replica import backends
 from tests.replica.rig import Rig, listening, numbered, replica_here, task_key
@@ -194,3 +194,13 @@ async def test_a_replica_that_ends_stops_its_generators(rig: Rig, seen: backends
         rig.hang_up()
         assert await living == 0
         assert seen.closed == {"a": 1}
+
+
+async def test_row_E21_metrics_are_told_whatever_comes_of_the_chunk(rig: Rig) -> None:
+    """The numbers of a chunk that can't be sent are true all the same."""
+    backends.forget()
+    async with replica_here(rig, STREAMING):
+        rig.run_task(A, "measured")
+        assert (await rig.ended(A)).outcome == "failed"
+        told = await rig.until(lambda: rig.of(Reported)[1:] and rig.of(Reported))
+        assert [(m.running, m.values) for m in told] == [(1, {"seen": 1.0}), (0, {"seen": 1.0})]

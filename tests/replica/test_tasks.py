@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stretto.core.commands import UNLIMITED
 from stretto.errors import Failure, FailureKind
-from stretto.messages.link import Consumed, Ended, Open, Produced, Viewed
+from stretto.messages.link import Consumed, Ended, Open, Produced, Reported, Viewed
 from stretto.replica.tasks import PATIENCE, HeldTask, Output, StepResult, TaskState, TaskTable
 from stretto.types import INLINE, SHARED_MEMORY, EdgeId, PayloadRef, PipelineName, TaskKey
 from tests.replica.rig import TEXT, task_key
@@ -57,11 +57,15 @@ def step(table: TaskTable, result: StepResult) -> HeldTask:
 
 
 def opened(
-    table: TaskTable, chunks: int = UNLIMITED, nbytes: int = UNLIMITED, skip_units: int = 0
+    table: TaskTable,
+    chunks: int = UNLIMITED,
+    nbytes: int = UNLIMITED,
+    skip_units: int = 0,
+    key: TaskKey = A,
 ) -> HeldTask:
-    """Open task A and feed it."""
-    task = table.open(opening(A, chunks, nbytes, skip_units), None)
-    feed(table)
+    """Open a task and feed it."""
+    task = table.open(opening(key, chunks, nbytes, skip_units), None)
+    feed(table, key)
     return task
 
 
@@ -169,6 +173,33 @@ def test_all_of_a_task_precedes_its_end() -> None:
     assert [type(m) for m in messages] == [Consumed, Viewed, Produced, Ended]
     assert messages[0] == Consumed(A, EdgeId("e"), 3)
     assert messages[-1] == Ended(A, "finished")
+
+
+def test_row_E8_statistics_end_with_the_last_task() -> None:
+    """Nobody runs or waits then; who told nothing has nothing to correct."""
+    table = TaskTable()
+    for _ in range(2):
+        opened(table)
+        step(table, StepResult(end="finished"))
+        assert sent(table) == [Ended(A, "finished")]
+    others = [opened(table, key=task_key(name)) for name in "ab"]
+    table.report(1, {"x": 0.5})
+    assert sent(table) == [Reported(1, 1, {"x": 0.5})]
+    for task in others:
+        table.ended(task, "finished")
+    assert [type(m) for m in sent(table)] == [Ended, Ended, Reported]
+    opened(table)
+    step(table, StepResult(end="finished"))
+    assert sent(table) == [Ended(A, "finished")], "once"
+
+
+def test_tasks_that_say_too_much_together_are_cut_short() -> None:
+    """Each has kept to the limit, so nobody is at fault, and the link has its limit too."""
+    table = TaskTable()
+    table.report(2, {str(n): 0.0 for n in range(40)})
+    (reported,) = sent(table)
+    assert isinstance(reported, Reported)
+    assert list(reported.values) == [str(n) for n in range(32)]
 
 
 def test_a_failure_takes_what_was_not_sent_with_it() -> None:

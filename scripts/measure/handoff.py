@@ -1,22 +1,27 @@
 """A thread hands messages to a coroutine: our hand-off beside janus, interleaved in one process.
 
 `python -m scripts.measure.handoff [ROUNDS]` prints, on uvloop, the time from put to get of single messages
-(p50, p99), until the last of a burst of 256 was got, and messages per second flat-out, with ratios.
+(p50, p99), until the last of a burst of 256 was got, and messages per second flat-out, with ratios to
+janus; beside them a floor, the least that can hand a message over at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import statistics
 import sys
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import janus
 import uvloop
 
 from stretto.transport.handoff import HandOff
+from stretto.transport.parking import Parking
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,6 +63,40 @@ class Ours:
         self._queue.close()
 
 
+class Floor:
+    """The least there can be: a deque and an eventfd. It has no end, no bound, and one reader."""
+
+    def __init__(self) -> None:
+        self._items: deque[int] = deque()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._parking: Parking | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._wake)
+
+    def put(self, sent_ns: int, /) -> None:
+        """Push, and write whether it is needed or not."""
+        self._items.append(sent_ns)
+        os.eventfd_write(self._fd, 1)
+
+    def _wake(self) -> None:
+        os.eventfd_read(self._fd)
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            parking.release()
+
+    async def get(self) -> int:
+        """Wait."""
+        while not self._items:
+            self._parking = Parking(self._loop)
+            await self._parking
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        """Close."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
 class Janus:
     """`janus.Queue`, its synchronous face to its asynchronous one."""
 
@@ -71,7 +110,7 @@ class Janus:
         await self._queue.aclose()
 
 
-ARMS: dict[str, Callable[[], Arm]] = {"ours": Ours, "janus": Janus}
+ARMS: dict[str, Callable[[], Arm]] = {"ours": Ours, "floor": Floor, "janus": Janus}
 
 
 async def timed(arm: Arm, groups: int, size: int, gap_s: float) -> list[float]:
@@ -141,8 +180,9 @@ async def main(rounds: int) -> None:
     print(f"{'':8}{'sparse p50 µs':>15}{'p99 µs':>10}{'burst of 256 µs':>18}{'messages/s':>14}")
     for name, (p50, p99, burst, rate) in medians.items():
         print(f"{name:8}{p50:15.1f}{p99:10.1f}{burst:18.1f}{rate:14,.0f}")
-    ratios = [ours / theirs for ours, theirs in zip(*medians.values(), strict=True)]
-    print("{:8}{:15.2f}{:10.2f}{:18.2f}{:14.1f}".format("ratio", *ratios))
+    for name in ("ours", "floor"):
+        ratios = [a / b for a, b in zip(medians[name], medians["janus"], strict=True)]
+        print("{:8}{:14.2f}x{:9.2f}x{:17.2f}x{:13.1f}x".format(name, *ratios))
 
 
 if __name__ == "__main__":

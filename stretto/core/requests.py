@@ -265,7 +265,7 @@ class Request:
         outputs: By name.
         options: The options' payload, held.
         affinity: Which replicas it should meet again.
-        input_at: When the client last sent something.
+        input_at: When the client last sent something, or a task last used some of it.
         party: Itself and its companions, in order; one that goes alone is a party of its own.
         party_size: How many they are to be.
         kept_bytes: Bytes of all chunks in its edges' buffers.

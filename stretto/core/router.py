@@ -971,6 +971,8 @@ class Router:
                 f"{event.task} consumed {event.edge} up to {event.up_to}", request
             )
         task.progress_at = self._now
+        if edge.spec.source is None and event.up_to > edge.consumed:
+            request.input_at = self._now
         edge.consume(event.up_to)
         self._feed(request, task, edge)
         if edge.spec.source is not None:

@@ -119,6 +119,11 @@ class Player:
         self._tag = script.tag
         self._has_waited = False
 
+    @property
+    def attempt(self) -> int:
+        """Which attempt at the task this is, from 0."""
+        return self._task.key.attempt
+
     def step(self, item: Input) -> Outcome:
         """Do the next thing with an input; the outcomes are those of the contract."""
         script = self._script

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stretto.core import commands as do
 from stretto.core import events as on
-from stretto.core.graph import EdgeMode, StageSpec
+from stretto.core.graph import EdgeMode, Limits, StageSpec
 from stretto.core.requests import RequestState
 from stretto.errors import FailureKind
 from stretto.sim.world import Habits, World
@@ -28,6 +29,7 @@ from tests.core.builders import (
     cancelled,
     consumed,
     deployment,
+    died,
     drained,
     edge,
     finished,
@@ -35,14 +37,20 @@ from tests.core.builders import (
     is_empty,
     line_of_2,
     line_of_3,
+    of,
     passed,
     pipeline,
     produced,
+    ready,
+    replica,
     started,
     submitted,
     task,
     terminals,
 )
+
+if TYPE_CHECKING:
+    from stretto.types import Recovery
 
 P = PipelineName("p")
 
@@ -214,3 +222,85 @@ def run_for_a_while(router: Checked, request: RequestId, chance: Random) -> None
         finished(A, request=request),
     ]
     router.feed(*steps[: chance.randrange(len(steps) + 1)])
+
+
+def test_situation_A6_a_stage_that_needs_everything_is_dispatched_when_everything_is_there() -> (
+    None
+):
+    """Behind a full edge: not at the first chunk, only after the source's end, with all of them."""
+    router = started(
+        deployment(pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]))
+    )
+    router.handle(submitted())
+    for seq in range(3):
+        assert of(do.Dispatch, router.handle(produced(A, seq))) == []
+    commands = router.handle(finished(A))
+    assert len(of(do.Dispatch, commands)) == 1
+    assert len(of(do.Feed, commands)) == 3
+    assert len(of(do.CloseInput, commands)) == 1
+
+
+def test_situation_C8_a_failure_without_a_name_evicts_nobody_and_a_death_evicts_once() -> None:
+    """A hundred looks between a death and its report change nothing."""
+    router = started(line_of_2())
+    router.handle(submitted())
+    for number in range(100):
+        router.handle(on.PollerFailed(now=number * 0.01, stage=A, reason="broken"))
+        router.handle(on.DeadlinePassed(now=number * 0.01))
+    assert router.statistics().counters.replica_deaths == 0
+    for _ in range(3):
+        router.handle(died(replica(A), now=2.0))
+    assert router.statistics().counters.replica_deaths == 1
+
+
+@pytest.mark.parametrize(("recovery", "is_repeated"), [("retry", True), ("fail", False)])
+def test_situation_C9_a_replica_that_dies_at_submit_time(
+    recovery: Recovery,
+    is_repeated: bool,  # noqa: FBT001 - a parameter of a test
+) -> None:
+    """What may be repeated is, once; what must not be fails once. Nothing runs twice at a time."""
+    stages = (StageSpec(id=A, replicas=2, recovery=recovery), StageSpec(id=B))
+    router = started(line_of_2(stages=stages))
+    (first,) = [c for c in router.handle(submitted()) if isinstance(c, do.Dispatch)]
+    commands = router.handle(died(first.replica))
+    again = [c for c in commands if isinstance(c, do.Dispatch)]
+    assert len(again) == is_repeated
+    assert len(terminals(commands)) == (not is_repeated)
+    assert all(c.replica != first.replica for c in again)
+
+
+def test_situation_C13_restarts_are_bounded_and_the_refusal_says_when_to_come_back() -> None:
+    """Deaths before any work, with growing pauses; then it is parked, tried later, and may recover."""
+    limits = Limits(stage_unavailable_timeout_s=5.0, breaker_deaths=3, request_timeout_s=999.0)
+    router = started(line_of_2(limits=limits))
+    router.handle(submitted())
+    now, starts = 0.0, list[float]()
+    for incarnation in range(1, 4):
+        router.handle(died(replica(A, 0, incarnation), now=now))
+        when = router.next_deadline()
+        assert when is not None
+        starts.append(when - now)
+        if incarnation < 3:
+            now = when
+            assert of(do.StartReplica, router.handle(passed(now)))
+    assert starts[:2] == [0.1, pytest.approx(0.2)]
+    (state,) = [s.state for s in router.replica_states() if s.replica.stage == A]
+    assert state == "parked"
+    (fail,) = terminals(router.handle(passed(now + 6.0)))
+    assert isinstance(fail, do.Fail)
+    assert (fail.failure.kind, fail.failure.retry_after_s) == (FailureKind.NO_REPLICA, 1.0)
+    assert of(do.StartReplica, router.handle(passed(now + 61.0)))
+
+
+def test_situation_N8_nobody_is_given_work_before_it_is_ready() -> None:
+    """It has joined and loads: no task; what the stage is meant to have and has is told."""
+    router = started(line_of_2(), loaded=False)
+    router.handle(on.ReplicaJoined(now=0.0, replica=replica(A)))
+    assert of(do.Dispatch, router.handle(submitted())) == []
+    (stage,) = [each for each in router.statistics().stages if each.stage == A]
+    assert (stage.target, stage.capacity) == (1, 0)
+    ready(router, replica(B))
+    assert (
+        len(of(do.Dispatch, router.handle(on.ReplicaReady(now=3.0, replica=replica(A), slots=1))))
+        == 1
+    )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import stretto
-from scripts import contract
+from scripts import contract, situations
 from scripts.reference import TARGET, page
 from stretto import errors
 from stretto.errors import StrettoError
@@ -116,3 +116,9 @@ def test_the_contract_page_is_fresh_and_no_row_is_without_a_test() -> None:
     """`python -m scripts.contract` writes what is committed."""
     assert contract.unpinned() == []
     assert contract.TARGET.read_text() == contract.page()
+
+
+def test_the_page_of_situations_is_fresh_and_each_has_a_test_or_a_reason() -> None:
+    """`python -m scripts.situations` writes what is committed."""
+    assert situations.unexplained() == []
+    assert situations.TARGET.read_text() == situations.page()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from stretto.backends.scripted import Scripted
+from stretto.backends.scripted import Player, Scripted
 
 if TYPE_CHECKING:
-    from stretto.backends.contract import Capabilities
+    from collections.abc import Sequence
+
+    from stretto.backends.contract import Capabilities, Input, Outcome
 
 
 class Patient(Scripted):
@@ -19,3 +21,18 @@ class Impatient(Scripted):
     """A step of more than half a second has hung."""
 
     capabilities: ClassVar[Capabilities] = replace(Scripted.capabilities, max_step_s=0.5)
+
+
+class Fragile(Scripted):
+    """One that has no memory for a text with `big` in it, and gives up altogether at `quit`, once."""
+
+    def step(self, items: Sequence[tuple[Player, Input]]) -> Sequence[Outcome]:
+        """Play, unless a text says otherwise."""
+        for player, item in items:
+            if "quit" in str(item.payload.get("text")) and not player.attempt:
+                raise SystemExit(3)
+        outcomes = super().step(items)
+        return [
+            MemoryError("no memory for this") if "big" in str(item.payload.get("text")) else outcome
+            for (_, item), outcome in zip(items, outcomes, strict=True)
+        ]

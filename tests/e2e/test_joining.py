@@ -129,7 +129,7 @@ async def test_row_M2_large_payloads_outlive_the_link_on_which_they_were_told_of
             await all_idle(engine)
 
 
-async def test_one_that_dies_is_replaced_by_one_that_joins() -> None:
+async def test_situation_C7_one_that_dies_is_replaced_by_one_that_joins() -> None:
     """What it held goes on at the newcomer, which takes over its place."""
     settings = joinable(scripted(tone=0))
     address = settings.orchestrator.join_address
@@ -206,7 +206,7 @@ def pcm(server: Server) -> bytes:
     return answer.content
 
 
-def test_speech_of_a_vocoder_that_has_joined_is_byte_identical() -> None:
+def test_situation_N7_speech_of_a_vocoder_that_has_joined_is_byte_identical() -> None:
     """Over HTTP, from another process's models; also after the orchestrator has died and begun anew."""
     environment = {VARIABLE: TOKEN, "STRETTO_ORCHESTRATOR__JOIN_ADDRESS": "127.0.0.1:0"}
     with serving(environment=environment) as server:

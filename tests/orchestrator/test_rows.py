@@ -15,13 +15,13 @@ from stretto.messages import link
 from stretto.orchestrator import links
 from stretto.types import SHARED_MEMORY, ChannelId, PayloadRef
 from tests.orchestrator.world import B, World, running, two_stages
+from tests.support.fake_replica import FakeReplica
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stretto.core.commands import ReplicaState
     from stretto.types import TaskKey
-    from tests.support.fake_replica import FakeReplica
 
 QUICK = Limits(respawn_min_s=0.01)
 
@@ -249,3 +249,19 @@ async def test_row_E8_too_many_metrics_cost_their_replica(tmp_path: Path) -> Non
         a = await world.launcher.get("a")
         a.send(link.Reported(0, 0, {str(number): 0.0 for number in range(33)}))
         await world.launcher.get("a", incarnation=2)
+
+
+async def test_situation_N6_a_second_process_of_the_same_identity_is_refused(
+    tmp_path: Path,
+) -> None:
+    """It knows the nonce, but its place is taken; the first one goes on."""
+    async with running(tmp_path) as world:
+        _stream = world.channel.submit(pipeline="line", inputs={"text": {"text": "hi"}})
+        a, task = await opened(world, "a")
+        double = FakeReplica(a.spec)
+        await double.connect()
+        double.hello()
+        await double.wait_closed()
+        a.produce(task, 0)
+        await opened(world, "b")
+        assert world.orchestrator.statistics().counters.replica_deaths == 0

@@ -385,7 +385,7 @@ async def test_situation_B1_B4_a_client_that_leaves_stops_its_request(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_client_that_leaves_in_its_body_leaves_nothing(server: Server) -> None:
+async def test_situation_B4_a_client_that_leaves_in_its_body_leaves_nothing(server: Server) -> None:
     """No request is submitted for half a body."""
     _, writer = await server.connect()
     writer.write(f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())

@@ -265,10 +265,11 @@ class Request:
         outputs: By name.
         options: The options' payload, held.
         affinity: Which replicas it should meet again.
-        input_at: When the client last sent something.
+        input_at: When the client last sent something, or a task last used some of it.
         party: Itself and its companions, in order; one that goes alone is a party of its own.
         party_size: How many they are to be.
         kept_bytes: Bytes of all chunks in its edges' buffers.
+        kept_chunks: How many they are.
         submitted_at: Monotonic seconds.
         started_at: When its first slots were reserved; `None` while it is queued.
         expires_at: The end of its life.
@@ -284,6 +285,7 @@ class Request:
         "id",
         "input_at",
         "kept_bytes",
+        "kept_chunks",
         "options",
         "outputs",
         "party",
@@ -313,7 +315,7 @@ class Request:
         self.priority = submitted.priority
         self.party: list[Request] = [self]
         self.party_size = 1 + submitted.companions
-        self.kept_bytes = 0
+        self.kept_bytes = self.kept_chunks = 0
         self.submitted_at = self.input_at = 0.0
         self.started_at: float | None = None
         self.expires_at = 0.0
@@ -365,10 +367,14 @@ class Request:
         return [self.edges[s.id] for s in self.plan.request_edges if s.request_input == name]
 
     def awaited_input(self) -> InputName | None:
-        """Return an input of which all was used and of which the client has not sent the rest."""
+        """Return an input that the client has not ended and that keeps a task waiting.
+
+        A task waits for more when it has used all there is, and for the end when it wants a full input.
+        """
         for spec in self.plan.request_edges:
             edge = self.edges[spec.id]
-            if not edge.has_ended and not edge.is_closed and edge.consumed == edge.produced:
+            is_used = edge.consumed == edge.produced or not _streams(edge)
+            if is_used and not edge.has_ended and not edge.is_closed:
                 return spec.request_input
         return None
 

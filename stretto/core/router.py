@@ -143,6 +143,9 @@ ARCHIVED_STORIES = 256
 MAX_REPLICAS = 256
 """Most replicas that a stage may have."""
 
+MAX_KEPT_CHUNKS = 65_536
+"""Most chunks and pieces of input that one request may keep, however small they are."""
+
 MAX_COMPANIONS = 15
 """Most requests that may go with one."""
 
@@ -613,7 +616,7 @@ class Router:
         request.input_at = self._now
         for edge in edges:
             self._pass_on(request, edge)
-        if request.kept_bytes > self._limits.retention_bytes:
+        if self._keeps_too_much(request):
             self._relieve(request)
 
     def _on_input_closed(self, event: on.InputClosed) -> None:
@@ -779,7 +782,7 @@ class Router:
         else:
             self._forward(request, task, event)
         self._drop(event.payload)
-        if request.kept_bytes > self._limits.retention_bytes:
+        if self._keeps_too_much(request):
             self._relieve(request)
 
     def _forward(self, request: Request, task: Task, event: on.ChunkProduced) -> None:
@@ -853,6 +856,7 @@ class Router:
         edge.produce(payload.size_bytes)
         edge.chunks.append(payload)
         request.kept_bytes += payload.size_bytes
+        request.kept_chunks += 1
         self._holds.hold(payload)
 
     def _pass_on(self, request: Request, edge: EdgeFlow) -> None:
@@ -912,11 +916,18 @@ class Router:
     def _drop_kept(self, request: Request, edge: EdgeFlow) -> None:
         payload = edge.drop_first()
         request.kept_bytes -= payload.size_bytes
+        request.kept_chunks -= 1
         self._drop(payload)
 
     def _drop_all_kept(self, request: Request, edge: EdgeFlow) -> None:
         while edge.chunks:
             self._drop_kept(request, edge)
+
+    def _keeps_too_much(self, request: Request) -> bool:
+        return (
+            request.kept_bytes > self._limits.retention_bytes
+            or request.kept_chunks > MAX_KEPT_CHUNKS
+        )
 
     def _relieve(self, request: Request) -> None:
         """Give up repeating tasks, the greediest first, to stay within the retention budget.
@@ -926,19 +937,19 @@ class Router:
         greedy = [task for task in request.tasks.values() if task.fed_kept_bytes]
         greedy.sort(key=lambda task: -task.fed_kept_bytes)
         for task in greedy:
-            if request.kept_bytes > self._limits.retention_bytes:
+            if self._keeps_too_much(request):
                 task.keeps_inputs = False
                 self._trim_unneeded(request, task)
                 request.story.add(
                     self._now, f"{task.key.stage}: inputs too large to keep for another attempt"
                 )
-        if request.kept_bytes > self._limits.retention_bytes:
+        if self._keeps_too_much(request):
             self._fail(
                 request,
                 Failure(
                     kind=FailureKind.STAGE_ERROR,
-                    detail=f"more than {self._limits.retention_bytes} bytes wait between stages; "
-                    "raise `orchestrator.limits.retention_bytes` or use stream edges",
+                    detail=f"more than {self._limits.retention_bytes} bytes or {MAX_KEPT_CHUNKS} chunks wait "
+                    "between stages; raise `orchestrator.limits.retention_bytes` or use stream edges",
                     code="retention_exceeded",
                 ),
             )
@@ -960,6 +971,8 @@ class Router:
                 f"{event.task} consumed {event.edge} up to {event.up_to}", request
             )
         task.progress_at = self._now
+        if edge.spec.source is None and event.up_to > edge.consumed:
+            request.input_at = self._now
         edge.consume(event.up_to)
         self._feed(request, task, edge)
         if edge.spec.source is not None:
@@ -1615,6 +1628,8 @@ class Router:
                 assert not edge.chunks, f"{edge.id}: keeps chunks that nobody wants"
         kept = sum(c.size_bytes for edge in request.edges.values() for c in edge.chunks)
         assert kept == request.kept_bytes, f"{request.id}: kept bytes"
+        chunks = sum(len(edge.chunks) for edge in request.edges.values())
+        assert chunks == request.kept_chunks, f"{request.id}: kept chunks"
 
     def _check_waiting(self) -> None:
         ready = [

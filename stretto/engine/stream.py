@@ -354,11 +354,7 @@ class Stream:
             StrettoError: What ended the request; `EngineDead` if the engine is gone.
             InvalidRequest: The stream is read elsewhere at the same time, or on another event loop.
         """
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest(
-                "This stream belongs to another event loop; read it where it was made.",
-                code="wrong_event_loop",
-            )
+        self._check_loop("read it")
         chunk = await self._inbox.take()
         if chunk is None:
             raise StopAsyncIteration
@@ -372,13 +368,19 @@ class Stream:
 
         Raises:
             StrettoError: What ended the request.
-            InvalidRequest: An input is not open, or a value can't be sent.
+            InvalidRequest: An input is not open, a value can't be sent, or this is another event loop.
         """
+        self._check_loop("append to it")
         for name, value in inputs.items():
             self._inbox.append(InputName(name), input_values(name, value))
 
     def close_input(self, *names: str) -> None:
-        """End open inputs: the request goes on to its end. May be called twice."""
+        """End open inputs: the request goes on to its end. May be called twice.
+
+        Raises:
+            InvalidRequest: This is another event loop.
+        """
+        self._check_loop("close its inputs")
         for name in names:
             self._inbox.close_input(InputName(name))
 
@@ -405,6 +407,13 @@ class Stream:
     ) -> None:
         """Abort what still runs."""
         await self.aclose()
+
+    def _check_loop(self, what: str) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(
+                f"This stream belongs to another event loop; {what} where it was made.",
+                code="wrong_event_loop",
+            )
 
     def __del__(self) -> None:
         """Abort what nobody can read any more; this may run in any thread, or after the loop has closed."""

@@ -10,23 +10,29 @@ from stretto.core import commands as do
 from stretto.core import events as on
 from stretto.core.graph import Limits, StageSpec
 from stretto.core.requests import RequestState
+from stretto.core.router import MAX_KEPT_CHUNKS
 from stretto.errors import FailureKind, InvalidTransition
 from stretto.types import Boundary, EdgeId, PayloadRef, RequestId
 from tests.core.builders import (
     API,
+    AUDIO,
+    FULL,
     R1,
     TEXT,
     A,
     B,
     Checked,
     consumed,
+    deployment,
     died,
+    edge,
     finished,
     inline,
     is_empty,
     line_of_2,
     of,
     passed,
+    pipeline,
     produced,
     ready,
     replica,
@@ -169,12 +175,14 @@ def test_row_M8_what_cannot_be_repeated_ends_with_replica_lost() -> None:
 
 
 def test_row_M8_and_row_F11_a_client_that_sends_no_more_has_a_deadline() -> None:
-    """Twenty seconds after the last piece was used up; the client is named."""
+    """Twenty seconds after the last piece was used up, however long that took; the client is named."""
     router = opened()
     router.feed(appended("x"), consumed(1, stage=A, edge_id=IN, now=5.0), appended("y", now=15.0))
-    router.handle(consumed(2, stage=A, edge_id=IN, now=16.0))
-    assert terminals(router.handle(passed(34.0))) == []
-    (fail,) = terminals(router.handle(passed(35.0)))
+    used = consumed(2, stage=A, edge_id=IN, now=46.0)
+    assert terminals(router.feed(passed(40.0), used, passed(50.0))) == []
+    router.handle(consumed(2, stage=A, edge_id=IN, now=60.0))  # told twice: nothing new
+    assert terminals(router.handle(passed(65.9))) == []
+    (fail,) = terminals(router.handle(passed(66.0)))
     assert isinstance(fail, do.Fail)
     assert fail.failure.where == "client"
     assert "no more of input text for 20 s" in fail.failure.detail
@@ -197,6 +205,36 @@ def test_what_piles_up_is_bounded_by_the_retention_budget() -> None:
     (fail,) = terminals(router.handle(appended("too much")))
     assert isinstance(fail, do.Fail)
     assert fail.failure.code == "retention_exceeded"
+
+
+@pytest.mark.slow
+def test_row_M8_many_small_pieces_are_bounded_by_their_number() -> None:
+    """However few bytes they have: 65,536 may wait, and the window's four besides are kept for a repeat."""
+    router = opened()
+    router.is_checking = False
+    for number in range(MAX_KEPT_CHUNKS):
+        assert not terminals(router.handle(appended(str(number), size=1)))
+    router.check_invariants()
+    commands = [c for n in range(5) for c in router.handle(appended(f"more {n}", size=1))]
+    (fail,) = terminals(commands)
+    assert isinstance(fail, do.Fail)
+    assert fail.failure.code == "retention_exceeded"
+    assert "inputs too large to keep for another attempt" in str(router.story(R1))
+
+
+def test_row_M8_a_full_input_that_is_never_closed_has_a_deadline() -> None:
+    """Its task does not start before the end, so the wait is the client's from the last piece on."""
+    full = pipeline(edge(TEXT, A, mode=FULL), outputs=[(AUDIO, A)])
+    router = started(deployment(full, limits=LIMITS))
+    submitted_open = on.RequestSubmitted(
+        now=0.0, channel=API, request=R1, pipeline=full.name, inputs=(), open_inputs=(TEXT,)
+    )
+    router.feed(submitted_open, appended("x", now=5.0))
+    assert router.waiting(6.0)[0].what == "waits for the client to send input text"
+    assert terminals(router.handle(passed(24.0))) == []
+    (fail,) = terminals(router.handle(passed(25.0)))
+    assert isinstance(fail, do.Fail)
+    assert fail.failure.where == "client"
 
 
 def test_row_F2_a_replaying_task_goes_on_behind_its_boundary() -> None:

@@ -100,6 +100,18 @@ def test_the_example_prints_what_its_page_says() -> None:
     assert done.stdout == "THE NEXT VOICE ENTERS EARLY!!\n"
 
 
+def test_dictation_prints_each_word_before_the_next_one_is_sent() -> None:
+    """Input that streams, as its page shows it."""
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "examples/dictation.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
+    assert done.stdout == "STILL\nBEING\nWRITTEN\n"
+
+
 def test_the_contract_page_is_fresh_and_no_row_is_without_a_test() -> None:
     """`python -m scripts.contract` writes what is committed."""
     assert contract.unpinned() == []

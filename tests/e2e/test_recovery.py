@@ -161,14 +161,17 @@ async def test_row_M8_speech_of_a_text_that_is_still_being_written() -> None:
         whole = await spoken(engine, 7, asyncio.Event())
         for size, victim in ((1, None), (23, "talker/0"), (60, "talker/1")):
             stream = engine.generate(options={"seed": 7}, open_inputs=("text",))
-            audio = b""
-            for at in range(0, len(TEXT), size):
-                stream.append(text=TEXT[at : at + size])
-            stream.append(text="")
+            pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
+            early = len(pieces) * 2 // 3
+            for piece in (*pieces[:early], ""):
+                stream.append(text=piece)
             first = await anext(stream)
-            audio += bytes(cast("bytes", first.values["audio"]))
+            audio = bytes(cast("bytes", first.values["audio"]))
             if victim is not None:
                 process_of(victim).kill()
+            for piece in pieces[early:]:
+                stream.append(text=piece)
+                await asyncio.sleep(0)  # each in a frame of its own
             stream.close_input("text")
             async for chunk in stream:
                 audio += bytes(cast("bytes", chunk.values.get("audio", b"")))

@@ -636,6 +636,52 @@ async def test_a_lost_replica_after_output_is_read_after_the_output(pair: Pair) 
         await read(stream)
 
 
+async def test_row_M8_pieces_go_out_in_order_and_an_input_is_closed_once(pair: Pair) -> None:
+    """Each in a message of its own, with its values in the body; then nothing of that input."""
+    channel, peer = pair
+    stream = channel.submit(pipeline="speech", inputs={}, open_inputs=("text",))
+    assert (await peer.next(wire.Submit)).open_inputs == ("text",)
+    stream.append(text="He")
+    stream.append(text={"text": "llo", "lang": "en"})
+    stream.close_input("text", "text")
+    stream.close_input("text", "nothing")
+    stream.abort()
+    await peer.next(wire.Abort)
+    kinds = [type(message) for message in peer.received[-4:]]
+    assert kinds == [wire.Append, wire.Append, wire.CloseInput, wire.Abort]
+    sent = [m for m in peer.received if isinstance(m, (wire.Append, wire.CloseInput))]
+    assert {(m.number, m.input) for m in sent} == {(1, "text")}
+    with pytest.raises(Cancelled):
+        stream.append(text="late")
+
+
+async def test_row_M8_and_row_Q14_after_the_end_nothing_is_appended(pair: Pair) -> None:
+    """The writer hears of the engine's death; closing is harmless."""
+    channel, peer = pair
+    stream = channel.submit(pipeline="speech", inputs={}, open_inputs=("text",))
+    await peer.next(wire.Submit)
+    peer.crash()
+    with pytest.raises(EngineDead):
+        await read(stream)
+    with pytest.raises(EngineDead):
+        stream.append(text="late")
+    stream.close_input("text")
+
+
+async def test_row_M8_and_row_Q2_another_loop_can_not_append(pair: Pair) -> None:
+    """It gets a typed error at once, and nothing is sent."""
+    channel, _ = pair
+    stream = channel.submit(pipeline="speech", inputs={}, open_inputs=("text",))
+
+    async def meddle() -> None:
+        with pytest.raises(InvalidRequest, match="append to it where it was made"):
+            stream.append(text="x")
+        with pytest.raises(InvalidRequest, match="close its inputs where it was made"):
+            stream.close_input("text")
+
+    await asyncio.to_thread(asyncio.run, meddle())
+
+
 async def test_a_companion_of_a_former_life_is_refused_here(pair: Pair) -> None:
     """Its leader's number may be another request's by now; nothing is sent."""
     channel, _ = pair

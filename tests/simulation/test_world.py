@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from stretto.core.graph import Limits, StageSpec
@@ -14,6 +16,7 @@ from tests.core.builders import TEXT, A, B, C, D, line_of_2, line_of_3
 
 if TYPE_CHECKING:
     from stretto.core.graph import Deployment
+    from stretto.types import Recovery, RequestId
 
 CHANNELS = (ChannelId("1.1"), ChannelId("1.2"))
 TWO_OF = tuple(
@@ -57,6 +60,57 @@ def test_all_units_of_finished_requests_arrive_although_replicas_die() -> None:
         deaths += counters.replica_deaths
         retried += counters.retried
     assert min(finished, deaths, retried) > 0, "the world is not what this test is about"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recovery", ["retry", "replay"])
+def test_row_M8_and_row_M7_every_piece_is_heard_once_although_replicas_die(
+    recovery: Recovery,
+) -> None:
+    """Pieces and companions come at random moments; who finishes has all of them, and nothing twice."""
+    stages = tuple(msgspec.structs.replace(stage, recovery=recovery) for stage in TWO_OF)
+    finished = retried = 0
+    for seed in range(12):
+        world = World(line_of_3(stages=stages), seed=seed, habits=MILD)
+        world.open_channel(CHANNELS[0])
+        sent: Counter[RequestId] = Counter()
+        for _ in range(4):
+            leader = dictated(world, sent, companions=1)
+            dictated(world, sent, companion_of=leader)
+        world.run(until=60.0)
+        world.finish()
+        for request, terminal in world.terminals.items():
+            if terminal == "Finish":
+                finished += 1
+                expected = sent[request] * 3**3 * world.habits.units_per_chunk
+                assert sum(world.clients[request].units.values()) == expected
+        retried += world.router.statistics().counters.retried
+    assert min(finished, retried) > 3, "the world is not what this test is about"
+
+
+def dictated(
+    world: World,
+    sent: Counter[RequestId],
+    *,
+    companions: int = 0,
+    companion_of: RequestId | None = None,
+) -> RequestId:
+    """Submit a request whose text comes in some pieces, and count them."""
+    request = world.submit(
+        CHANNELS[0],
+        world.router.deployment.pipelines[0].name,
+        (TEXT,),
+        is_open=True,
+        companions=companions,
+        companion_of=companion_of,
+    )
+    sent[request] = 1 + world.random.randrange(6)
+    at_s = 0.0
+    for _ in range(sent[request] - 1):
+        at_s += world.upto(0.4)
+        world.after(at_s, lambda: world.append(request, TEXT))
+    world.after(at_s + world.upto(0.4), lambda: world.close_input(request, TEXT))
+    return request
 
 
 @pytest.mark.slow

@@ -362,12 +362,24 @@ async def test_situation_N1_a_replica_that_joins_under_load_gets_work() -> None:
         assert served == {0, 1}
 
 
-def test_situation_A14_all_processes_of_a_replica_go_together() -> None:
-    """A replica leads a process group of its own, and the group is killed with it."""
-    with serving("scripted") as server:
-        (tone,) = server.processes("tone/0")
-        assert os.getpgid(tone.pid) == tone.pid
-        os.kill(tone.pid, signal.SIGTERM)
-        psutil.wait_procs([tone], timeout=5)
-        assert not psutil.pid_exists(tone.pid)
-        server.wait_line(r"\[tone/0\] died")
+@pytest.mark.parametrize("victim", ["first", "second"])
+async def test_situation_A14_all_processes_of_a_replica_go_together(victim: str) -> None:
+    """Two processes meet at every step and one is ended in between: both go, and the streams go on elsewhere."""
+    settings = changed(scripted(QUICK, tone=2), "tone", backend="tests.e2e.backends:Paired")
+    async with engine_of(settings) as engine:
+        heards = [Heard() for _ in range(4)]
+        dead = coming(engine, lambda state: state.state == "dead")
+        async with asyncio.TaskGroup() as tasks:
+            for n, heard in enumerate(heards):
+                tasks.create_task(listen(engine, str(n), SLOW, heard))
+            async with asyncio.timeout(10):
+                for heard in heards:
+                    await heard.has_begun.wait()
+            first = process_of("tone/0")
+            (second,) = first.children()
+            {"first": first, "second": second}[victim].terminate()
+            assert (await in_time(dead)).replica.slot == 0
+        assert psutil.wait_procs([first, second], timeout=5)[1] == []
+        for n, heard in enumerate(heards):
+            assert_exact(heard, str(n))
+        await all_ready(engine)

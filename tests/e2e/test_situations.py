@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import signal
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import httpx2
@@ -18,7 +18,7 @@ import pytest
 from openai import APITimeoutError, OpenAI
 
 from stretto.core.graph import Limits
-from stretto.errors import InvalidRequest, ReplicaLost, StageError, StrettoError
+from stretto.errors import InvalidRequest, PayloadLost, ReplicaLost, StageError, StrettoError
 from stretto.orchestrator.answers import Status
 from tests.e2e.engines import (
     Heard,
@@ -37,7 +37,6 @@ from tests.e2e.serving import Server, serving
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
     from stretto.config.settings import Settings
     from stretto.engine import Engine
@@ -61,6 +60,51 @@ def changed(settings: Settings, stage: str, **changes: object) -> Settings:
 def assert_exact(heard: Heard, text: str) -> None:
     """All of it came, once and in order."""
     assert (heard.error, heard.samples(text)) == (None, SAMPLES)
+
+
+LARGE: Script = {
+    "relay": {"mode": "count", "chunks": 4, "bytes": 200_000},
+    "tone": {"mode": "echo"},
+}
+"""The first stage makes chunks that are too large for a frame; the second one passes them on."""
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 256 * 1024])
+async def test_situation_A2_without_room_in_shared_memory_chunks_go_another_way(
+    budget_bytes: int,
+) -> None:
+    """With room for none or for one of the chunks under way, every stream is exact all the same."""
+    settings = scripted()
+    for stage in ("relay", "tone"):
+        settings = changed(settings, stage, shared_memory_bytes=budget_bytes)
+    async with engine_of(settings) as engine:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(listen(engine, str(n), LARGE)) for n in range(4)]
+        for n, task in enumerate(running):
+            assert (task.result().error, task.result().samples(str(n))) == (None, 4 * 100_000)
+        await nothing_open(engine)
+
+
+async def test_situation_A2_a_chunk_that_is_gone_fails_its_request_at_once() -> None:
+    """Its file vanishes before the next stage has opened it: that request is told, by name, no other."""
+    async with engine_of(scripted()) as engine:
+        relay, tone = process_of("relay/0"), process_of("tone/0")
+        tone.suspend()
+        running = asyncio.create_task(listen(engine, "gone", LARGE))
+        # The second request passes the relay after the first one's chunks.
+        assert isinstance((await listen(engine, "x", {"relay": {"fail_at": 0}})).error, StageError)
+        files = {Path(each.path) for each in relay.memory_maps()}
+        lost = [path for path in files if path.name.startswith("relay-0-1.")]
+        assert lost
+        for path in lost:
+            path.unlink()
+        tone.resume()
+        async with asyncio.timeout(10):
+            heard = await running
+        assert isinstance(heard.error, PayloadLost)
+        assert heard.error.where.startswith("tone/0")
+        assert_exact(await listen(engine, "after"), "after")
+        await nothing_open(engine)
 
 
 async def test_situation_A5_a_request_that_produces_nothing_costs_its_own_slot_only() -> None:
@@ -298,13 +342,15 @@ async def test_situation_C14_a_compute_thread_that_gives_up_costs_its_replica_on
         await all_ready(engine)
 
 
-async def leftovers(engine: Engine) -> tuple[int, int, int, int]:
-    """Return what is held after one round trip: tasks, descriptors here and in the orchestrator, payloads."""
+async def leftovers(engine: Engine) -> tuple[int, int, dict[str, int], int]:
+    """Return what is held after one round trip: tasks, threads, descriptors of each process, payloads."""
     await nothing_open(engine)
     status = msgspec.json.decode(await engine.ask("status"), type=Status)
-    here, orchestrator = psutil.Process(), psutil.Process().children()[0]
+    here = psutil.Process()
+    processes = [here, *here.children(recursive=True)]
+    descriptors = {" ".join(each.cmdline()): each.num_fds() for each in processes}
     held = status.statistics.held_payloads
-    return len(asyncio.all_tasks()), here.num_fds(), orchestrator.num_fds(), held
+    return len(asyncio.all_tasks()), threading.active_count(), descriptors, held
 
 
 async def test_situations_D2_D4_D5_nothing_is_left_of_a_mixture_of_requests() -> None:
@@ -334,7 +380,9 @@ async def test_situations_D2_D4_D5_nothing_is_left_of_a_mixture_of_requests() ->
             async with asyncio.TaskGroup() as tasks:
                 for n in range(start, start + 20):
                     tasks.create_task(one(n))
-        assert await leftovers(engine) == before
+        after = await leftovers(engine)
+        assert len(after[2]) >= 4, "these processes, the orchestrator's and the replicas'"
+        assert after == before
 
 
 async def test_situation_N1_a_replica_that_joins_under_load_gets_work() -> None:
@@ -364,7 +412,7 @@ async def test_situation_N1_a_replica_that_joins_under_load_gets_work() -> None:
 
 @pytest.mark.parametrize("victim", ["first", "second"])
 async def test_situation_A14_all_processes_of_a_replica_go_together(victim: str) -> None:
-    """Two processes meet at every step and one is ended in between: both go, and the streams go on elsewhere."""
+    """Two processes meet at every step and one is ended: both go, and the streams go on elsewhere."""
     settings = changed(scripted(QUICK, tone=2), "tone", backend="tests.e2e.backends:Paired")
     async with engine_of(settings) as engine:
         heards = [Heard() for _ in range(4)]

@@ -43,7 +43,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, str]]] = {
             "A12": "Open streams do not hold up the end.",
             "A13": "Work in hand is finished within the drain time; new work is refused with a hint.",
             "A14": "All processes of a replica go together.",
-            "A15": "A stage that computes does not hold up the API.",
+            "A15": "Many long requests do not hold up the API.",
             "A16": "Keep-alive of WebSockets under load.",
         },
     ),

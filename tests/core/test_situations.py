@@ -227,17 +227,20 @@ def run_for_a_while(router: Checked, request: RequestId, chance: Random) -> None
 def test_situation_A6_a_stage_that_needs_everything_is_dispatched_when_everything_is_there() -> (
     None
 ):
-    """Behind a full edge: not at the first chunk, only after the source's end, with all of them."""
+    """Behind a full edge: after the source's end, which waits for no window; then fed as it absorbs."""
     router = started(
-        deployment(pipeline(edge(TEXT, A), edge(A, B, mode=FULL), outputs=[(AUDIO, B)]))
+        deployment(pipeline(edge(TEXT, A), edge(A, B, mode=FULL, chunks=4), outputs=[(AUDIO, B)]))
     )
     router.handle(submitted())
-    for seq in range(3):
+    for seq in range(9):
         assert of(do.Dispatch, router.handle(produced(A, seq))) == []
     commands = router.handle(finished(A))
     assert len(of(do.Dispatch, commands)) == 1
-    assert len(of(do.Feed, commands)) == 3
-    assert len(of(do.CloseInput, commands)) == 1
+    fed = [len(of(do.Feed, commands))]
+    while not of(do.CloseInput, commands):
+        commands = router.handle(consumed(sum(fed)))
+        fed.append(len(of(do.Feed, commands)))
+    assert fed == [4, 4, 1]
 
 
 def test_situation_C8_a_failure_without_a_name_evicts_nobody_and_a_death_evicts_once() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import pytest
 
+from stretto.core import commands as do
 from stretto.core.graph import Limits, StageSpec
 from stretto.sim.storm import shapes, storm
 from stretto.sim.world import Habits, World
-from stretto.types import ChannelId
+from stretto.types import ChannelId, PipelineName
 from tests.core.builders import TEXT, A, B, C, D, line_of_2, line_of_3
 
 if TYPE_CHECKING:
+    from stretto.core.commands import ReplicaState
     from stretto.core.graph import Deployment
-    from stretto.types import Recovery, RequestId
+    from stretto.types import Recovery, RequestId, StageId
 
 CHANNELS = (ChannelId("1.1"), ChannelId("1.2"))
 TWO_OF = tuple(
@@ -43,6 +46,56 @@ def served(deployed: Deployment, seed: int, habits: Habits, *, check_every: int 
     world.run(until=at_s + 30.0)
     world.finish()
     return world
+
+
+Notices: TypeAlias = "defaultdict[tuple[StageId, int], list[ReplicaState]]"
+"""What was announced about each place, in order."""
+
+SHAKY = Habits(
+    chunk_bytes=800, death=0.01, freeze=0.003, loss=0.5, delay=0.02, delay_s=10.0, repetition=0.3
+)
+"""Links are late, break, and say things twice; some are late for so long that it looks like a death."""
+
+PATIENT = tuple(
+    StageSpec(id=stage, slots=2, replicas=2, progress_timeout_s=6.0) for stage in (A, B, C)
+)
+
+
+@pytest.mark.slow
+def test_situation_N3_membership_settles_on_the_truth() -> None:
+    """Whatever links lost, held up or repeated: in the end those that live are ready, and announced so."""
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        notices: Notices = defaultdict(list)
+
+        def note(
+            _: object, commands: tuple[do.AnyCommand, ...], notices: Notices = notices
+        ) -> None:
+            for command in commands:
+                if isinstance(command, do.Announce):
+                    notices[command.state.replica[:2]].append(command.state)
+
+        world = World(line_of_3(stages=PATIENT), seed=seed, habits=SHAKY, observe=note)
+        world.open_channel(CHANNELS[0])
+        for number in range(12):
+            world.run(until=number * 0.3)
+            world.submit(CHANNELS[0], PipelineName("p"), (TEXT,))
+        world.run(until=400.0)
+        assert set(world.terminals) == set(world.clients)
+        living = {each.id for each in world.replicas.values() if each.is_alive}
+        assert {s.replica for s in world.router.replica_states() if s.state == "ready"} == living
+        assert {states[-1].replica for states in notices.values()} == living
+        assert len(living) == 6
+        for states in notices.values():
+            assert states[-1].state == "ready"
+            numbers = [state.replica.incarnation for state in states]
+            assert numbers == sorted(numbers)
+            for before, after in pairwise(states):
+                assert before.state != "dead" or after.replica != before.replica
+                seen[f"{before.state}, {after.state}"] += 1
+        world.finish()
+    for change in ("ready, suspect", "suspect, ready", "suspect, dead", "ready, dead"):
+        assert seen[change], f"the world is not what this test is about: {seen}"
 
 
 @pytest.mark.slow

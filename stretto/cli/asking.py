@@ -18,6 +18,7 @@ import msgspec
 
 from stretto.cli import exits
 from stretto.engine.channel import Channel, Topic
+from stretto.engine.readiness import find_replica
 from stretto.errors import ConfigError, DeadlineExceeded, InvalidRequest, StrettoError
 from stretto.orchestrator.answers import RequestStory, Status
 from stretto.transport.listening import socket_base
@@ -150,13 +151,8 @@ def drain_replica(name: str, say: Callable[[str], None], *, only: str | None, re
 
     async def give(channel: Channel) -> None:
         status = msgspec.json.decode(await channel.ask("status"), type=Status)
-        replicas = [state.replica for state in status.replicas]
-        for replica in replicas:
-            if name in (str(replica), f"{replica.stage}/{replica.slot}"):
-                await channel.drain(replica, replace=replace)
-                return
-        known = ", ".join(f"{each.stage}/{each.slot}" for each in replicas)
-        raise InvalidRequest(f"there is no replica {name!r}; there are {known or 'none'}")
+        known = [state.replica for state in status.replicas]
+        await channel.drain(find_replica(name, known), replace=replace)
 
     asyncio.run(_tell_only(only, give))
     say(f"{name} finishes what it has and leaves{'; another one starts' if replace else ''}")

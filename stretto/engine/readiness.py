@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stretto.errors import StartFailed
+from stretto.errors import InvalidRequest, StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from stretto.core.commands import ReplicaState
     from stretto.messages.link import StageFacts
-    from stretto.types import StageId
+    from stretto.types import ReplicaId, StageId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,22 @@ class Readiness:
             facts=self._facts.get(stage),
             has_been_ready=stage in self._been_ready,
         )
+
+
+def find_replica(name: str, known: Sequence[ReplicaId]) -> ReplicaId:
+    """Return the replica that people call `stage/slot` or `stage/slot#incarnation`.
+
+    Raises:
+        InvalidRequest: There is none; the text lists those there are.
+    """
+    for replica in known:
+        if name in (str(replica), f"{replica.stage}/{replica.slot}"):
+            return replica
+    raise InvalidRequest(
+        f"there is no replica {name!r}; there are {', '.join(map(str, known)) or 'none'}",
+        param="replica",
+        code="replica_not_found",
+    )
 
 
 def _clause(view: StageView) -> str:

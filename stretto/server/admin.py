@@ -6,13 +6,13 @@ Without `server.admin_key` these routes are closed.
 from __future__ import annotations
 
 import hmac
-import re
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from fastapi import Request  # noqa: TC002 - FastAPI reads the annotations of routes
 from fastapi.responses import JSONResponse
 
+from stretto.engine.readiness import find_replica
 from stretto.errors import InvalidRequest
 from stretto.server.body import read_body
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from stretto.config.settings import ServerSettings
     from stretto.server.contract import SpeechEngine
-    from stretto.types import ReplicaId
 
 _MAX_ORDER_BYTES = 4096
-_REPLICA = re.compile(r"([^/#]+)/(\d{1,6})(?:#(\d{1,12}))?")
 
 OrderT = TypeVar("OrderT", bound=msgspec.Struct)
 
@@ -64,27 +62,10 @@ def add_admin(app: FastAPI, engine: SpeechEngine, settings: ServerSettings) -> N
         """Have a replica finish what it has and leave; 202, since it takes time."""
         _check_key(request, settings.admin_key)
         order = await _order(request, DrainOrder, settings)
-        replica = find_replica(engine, order.replica)
+        known = [state.replica for view in engine.readiness.stages for state in view.replicas]
+        replica = find_replica(order.replica, known)
         await engine.drain(replica, replace=order.replace)
         return JSONResponse({"replica": str(replica), "replace": order.replace}, 202)
-
-
-def find_replica(engine: SpeechEngine, name: str) -> ReplicaId:
-    """Return the replica of this name that an engine knows.
-
-    Raises:
-        InvalidRequest: There is none; the text lists those there are.
-    """
-    known = [state.replica for view in engine.readiness.stages for state in view.replicas]
-    match = _REPLICA.fullmatch(name)
-    for replica in known if match else ():
-        if name in (str(replica), f"{replica.stage}/{replica.slot}"):
-            return replica
-    raise InvalidRequest(
-        f"there is no replica {name!r}; there are {', '.join(map(str, known)) or 'none'}",
-        param="replica",
-        code="replica_not_found",
-    )
 
 
 def _check_key(request: Request, key: str) -> None:
